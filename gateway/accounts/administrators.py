@@ -37,7 +37,7 @@ class Administrators:
 
     def get(self, name: str) -> AccountRecord:
         record = self.mirror.records.get(f"{ADMIN}/{name}")
-        if record is None:
+        if record is None or record.is_stripped:
             raise ApiError(Fault.ADMIN_NOT_FOUND, f"there is no administrator {name[:80]!r}", "name")
         return record
 
@@ -49,11 +49,12 @@ class Administrators:
             raise invalid_request(str(error), "role" if str(error).startswith("role") else "name") from error
         if tenant and f"tenant/{tenant}" not in self.mirror.records:
             raise tenant_not_found(tenant)
-        if f"{ADMIN}/{name}" in self.mirror.records:
+        before = self.mirror.records.get(f"{ADMIN}/{name}")
+        if before is not None and not before.is_stripped:
             raise ApiError(Fault.ADMIN_EXISTS, f"there is an administrator {name!r} already", "name")
         secret = new_secret()
         record = admin_account(AdminKey(administrator, hash_key(secret)), self.clock())
-        return IssuedKey(secret, await self._put(record, None))
+        return IssuedKey(secret, await self._put(record, before))
 
     async def change(self, name: str, role: str, by: str) -> AccountRecord:
         """Give an administrator another role. `by` is the administrator who asks, who cannot demote himself."""
@@ -96,6 +97,9 @@ class Administrators:
         for record in gone:
             await self._apply(record, self.log.remove(record, None, seed=GONE))
         for record in wanted.values():
+            stripped = self.mirror.records.get(record.name)
+            if stripped is not None and stripped.is_stripped:  # its seed still says that it has been applied
+                await self._apply(stripped, self.log.remove(stripped, None, seed=GONE))
             before = self.mirror.records.get(record.name)
             if not await self._apply(record, self.log.put(record, before, seed=record.source)):
                 self.log.keep(record)

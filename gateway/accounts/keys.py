@@ -64,8 +64,9 @@ class KeyAdmin:
 
     async def shown(self, accounts: Iterable[AccountRecord]) -> list[api.Key]:
         """Return keys as operators see them, with the times of their last use."""
-        used = await self.accounts.last_use.read()
-        return [shown_key(account, used.get(account.key_id)) for account in accounts]
+        found = list(accounts)
+        used = await self.accounts.last_use.read([account.key_id for account in found])
+        return [shown_key(account, used.get(account.key_id)) for account in found]
 
     async def shown_one(self, account: AccountRecord) -> api.Key:
         [key] = await self.shown([account])

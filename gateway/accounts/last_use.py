@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -22,8 +22,8 @@ class LastUseStore(Protocol):
     async def write(self, times: Mapping[str, int]) -> None:
         """Write times in Unix seconds by the ids of keys."""
 
-    async def read(self) -> Mapping[str, int]:
-        """Return all times."""
+    async def read(self, key_ids: Sequence[str]) -> Mapping[str, int]:
+        """Return the times of these keys, as far as there are any."""
 
     async def forget(self, key_ids: Collection[str]) -> None: ...
 
@@ -39,10 +39,10 @@ class RedisLastUse:
         async with answering():
             await self._client.hset(self._name, items=[part for pair in times.items() for part in pair])
 
-    async def read(self) -> Mapping[str, int]:
+    async def read(self, key_ids: Sequence[str]) -> Mapping[str, int]:
         async with answering():
-            found: Any = await self._client.hgetall(self._name)
-        return {key_id.decode(): int(at) for key_id, at in found.items()}
+            found: Any = await self._client.hmget(self._name, key_ids)
+        return {key_id: int(at) for key_id, at in zip(key_ids, found, strict=True) if at is not None}
 
     async def forget(self, key_ids: Collection[str]) -> None:
         async with answering():
@@ -62,11 +62,14 @@ class LastUse:
         self._times: dict[str, int] = {}
         """Times that are not written yet or, without a store, all."""
         self._task: asyncio.Task[None] | None = None
+        self._is_known: Callable[[str], bool] = lambda key_id: True
 
     def note(self, key_id: str) -> None:
         self._used.add(key_id)
 
-    def start(self) -> None:
+    def start(self, is_known: Callable[[str], bool]) -> None:
+        """Write from now on. `is_known` returns whether there is still a key with an id; others are not written."""
+        self._is_known = is_known
         self._task = asyncio.create_task(self._keep_writing(), name="last-use")
 
     async def close(self) -> None:
@@ -84,15 +87,15 @@ class LastUse:
                 await self._store.write(sent)
                 self._times = {key_id: at for key_id, at in self._times.items() if sent.get(key_id) != at}
 
-    async def read(self) -> Mapping[str, int]:
-        """Return the time of the last use of each key, in Unix seconds; keys that were never used have none. While
-        Redis is away, only what this gateway knows is returned."""
+    async def read(self, key_ids: Sequence[str]) -> Mapping[str, int]:
+        """Return the time of the last use of each of these keys, in Unix seconds; keys that were never used have none.
+        While Redis is away, only what this gateway knows is returned."""
         self._take()
         stored: Mapping[str, int] = {}
-        if self._store is not None:
+        if self._store is not None and key_ids:
             with suppress(StoreAway):
-                stored = await self._store.read()
-        return {**stored, **self._times}
+                stored = await self._store.read(key_ids)
+        return {**stored, **{key_id: self._times[key_id] for key_id in key_ids if key_id in self._times}}
 
     async def forget(self, key_ids: Collection[str]) -> None:
         """Forget keys that were deleted."""
@@ -104,8 +107,11 @@ class LastUse:
                 await self._store.forget(key_ids)
 
     def _take(self) -> None:
+        """Give the keys that were used their times, and let go those that were deleted: other gateways may have used
+        them a moment longer."""
         self._times.update(dict.fromkeys(self._used, int(self._clock())))
         self._used.clear()
+        self._times = {key_id: at for key_id, at in self._times.items() if self._is_known(key_id)}
 
     async def _keep_writing(self) -> None:
         while True:

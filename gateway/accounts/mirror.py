@@ -6,12 +6,16 @@ import hmac
 import time
 from collections.abc import Callable, Collection, Sequence
 
+import structlog
+
 from gateway.accounts.record import AccountRecord
 from gateway.core.errors import invalid_api_key, key_expired
 from gateway.core.key_rules import NO_RULES, KeyRules, restricted
 from gateway.core.networks import parse_networks
-from gateway.core.tenants import ADMIN_TENANT, KeyLapse, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import ADMIN_TENANT, ID_DIGITS, KeyLapse, Principal, Tenant, hash_key, key_id
 from gateway.registry.record import RecordChange, RegistrySnapshot
+
+log = structlog.get_logger("accounts")
 
 
 class AccountMirror:
@@ -95,8 +99,14 @@ class AccountMirror:
         return next((owner.rules for owner in owners), NO_RULES)
 
     def counts_as(self, key_id: str) -> str:
-        """Return the id under which the limits and use of the key with this id are kept; an unknown id stays itself."""
-        return next((account.counts_as for account in self._keys.get(key_id, {}).values()), key_id)
+        """Return the id under which the limits and use of the key with this id are kept. The id may have more digits of
+        the key's hash. An unknown one stays itself."""
+        found = self._keys.get(key_id[:ID_DIGITS], {}).items()
+        return next((account.counts_as for known, account in found if known.startswith(key_id)), key_id)
+
+    def knows(self, key_id: str) -> bool:
+        """Return whether there is a key with this id."""
+        return key_id in self._keys
 
     def _valid(self, key_hash: str, account: AccountRecord) -> Principal | None:
         """Return the caller with a key. None means that its tenant is disabled or gone. Raises ApiError
@@ -136,6 +146,8 @@ class AccountMirror:
         if before is not None and before.key_hash != record.key_hash:  # an administrator's key was rotated
             self._remove(record.name)
         self.records[record.name] = record
+        if record.is_stripped:
+            log.error("account_record_stripped", name=record.name, reason="a gateway of an older release wrote it")
         if record.key_hash:
             self._keys.setdefault(record.key_id, {})[record.key_hash] = record
 
@@ -145,6 +157,8 @@ class AccountMirror:
             holders = self._keys[record.key_id]
             if holders.get(record.key_hash) is record:
                 del holders[record.key_hash]
+            if not holders:
+                del self._keys[record.key_id]
 
     def _tell(self) -> None:
         self._principals.clear()

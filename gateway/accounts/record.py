@@ -63,6 +63,12 @@ class AccountRecord:
         return ()
 
     @property
+    def is_stripped(self) -> bool:
+        """True for an administrator's record of which a gateway that knows no administrators has left only the
+        name."""
+        return self.tenant is None and self.key is None and self.admin is None
+
+    @property
     def key_hash(self) -> str:
         """SHA-256 of the tenant's or administrator's key in hex; empty for a tenant."""
         if self.admin is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -29,6 +29,8 @@ from gateway.registry.store import RecordStore, StoreAway
 
 MIN_PREFIX = 6
 """Minimum number of hex digits of a key's hash with which an operator may name the key."""
+MOST_KEYS = 1_000
+"""Maximum number of keys of a tenant. Configured keys count, too, but are never refused."""
 
 Seed = tuple[Tenant, Iterable[str]] | tuple[Tenant, Iterable[str], Mapping[str, KeyOwner]]
 """A configured tenant, the SHA-256 of its keys in hex, and perhaps what the configuration says of some of them."""
@@ -82,7 +84,7 @@ class AccountRegistry:
         """Return the tenant or administrator that the API key `token` belongs to. Raises ApiError: INVALID_API_KEY, the
         key is absent, unknown or disabled, or its tenant is disabled; KEY_EXPIRED."""
         principal = self._mirror.authenticate(token)
-        if not principal.is_admin:
+        if not (principal.is_admin or principal.networks):  # those with networks are used if `check_address` passes
             self.last_use.note(principal.key_id)
         return principal
 
@@ -92,6 +94,8 @@ class AccountRegistry:
         address = caller_address(peer, forwarded, self._proxies)
         if address is None or not contains(principal.networks, address):
             raise address_not_allowed(address)
+        if not principal.is_admin:
+            self.last_use.note(principal.key_id)
 
     def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         """Return the principal (the tenant with its present settings, and the key) on whose behalf work that was
@@ -109,7 +113,7 @@ class AccountRegistry:
 
     async def start(self) -> None:
         await self._log.start()
-        self.last_use.start()
+        self.last_use.start(self._mirror.knows)
 
     async def close(self) -> None:
         await self.last_use.close()
@@ -229,13 +233,23 @@ class AccountRegistry:
         assert old.key is not None, "a key's record"
         self.tenant(old.key.tenant)
         new = await self._issue(replace(owner or old.key, counts_as=old.counts_as))
-        if overlap_s and not keep:
-            ends = min(self._clock() + overlap_s, old.key.rules.expires_at or inf)
-            rules = replace(old.key.rules, expires_at=ends)
-            await self._write(replace(old, key=replace(old.key, rules=rules)), old)
-        elif not keep:
-            await self._write(replace(old, disabled=True), old)
+        try:
+            if not keep:
+                await self._retire(old, overlap_s)
+        except ApiError:
+            with suppress(ApiError):
+                await self._log.remove(new.account, None)  # no caller gets its secret
+            raise
         return new
+
+    async def _retire(self, old: AccountRecord, overlap_s: float) -> None:
+        """Disable a key that was replaced or, if `overlap_s` is not 0, let it expire after so many seconds."""
+        assert old.key is not None, "a key's record"
+        if not overlap_s:
+            await self._write(replace(old, disabled=True), old)
+            return
+        ends = min(self._clock() + overlap_s, old.key.rules.expires_at or inf)
+        await self._write(replace(old, key=replace(old.key, rules=replace(old.key.rules, expires_at=ends))), old)
 
     async def disable_key(self, prefix: str, disabled: bool) -> AccountRecord:
         before = self.key(prefix)
@@ -265,6 +279,10 @@ class AccountRegistry:
             await self._log.put(record, self.records.get(record.name), seed=record.source)
 
     async def _issue(self, owner: KeyOwner) -> IssuedKey:
+        """Create a key. Raises ApiError (TENANT_CONFLICT) if its tenant has MOST_KEYS."""
+        if len(self.keys(owner.tenant)) >= MOST_KEYS:
+            message = f"tenant {owner.tenant} has {MOST_KEYS} keys, the maximum; delete keys that are no longer used"
+            raise ApiError(Fault.TENANT_CONFLICT, message, "tenant")
         secret = new_secret()
         return IssuedKey(secret, await self._write(key_account(hash_key(secret), owner, self._clock()), None))
 

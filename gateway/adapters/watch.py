@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.admin import AdapterAdmin
@@ -23,13 +23,15 @@ class AdapterChanges:
 
 
 async def watch(
-    adapters: AdapterAdmin, interval_seconds: float, stopping: asyncio.Event
+    adapters: AdapterAdmin, interval_seconds: float, stopping: asyncio.Event, check: Callable[[], None]
 ) -> AsyncGenerator[AdapterChanges, None]:
     """Yield all adapters at first, even if there are none, then changes of record, tier, served version or error, until
-    `stopping` is set. The engine is polled every `interval_seconds`, and at once when a registry has changed."""
+    `stopping` is set. The engine is polled every `interval_seconds`, and at once when a registry has changed. `check`
+    is called before each poll, and raises ApiError if the caller must not watch any longer."""
     before: Statuses = {}
     first = True
     while not stopping.is_set():
+        check()
         changes = adapters.next_changes  # fetched before the statuses, so that no change is missed
         now = {(status.name, status.base_model): status for status in await adapters.statuses()}
         difference = _difference(before, now)

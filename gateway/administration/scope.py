@@ -9,9 +9,7 @@ from gateway.api_schema.operation import Operation
 from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault, invalid_request, permission_denied, tenant_not_found
 from gateway.core.limits import EACH
-
-FULL_ID = 12
-"""Hex digits of a key's id. Beginnings of ids would tell which ids other tenants' keys have."""
+from gateway.core.tenants import ID_DIGITS
 
 FindKey = Callable[[str], AccountRecord]
 """Returns the record of the key with an id. Raises ApiError (KEY_NOT_FOUND)."""
@@ -45,7 +43,7 @@ def check_scope(who: Administrator, operation: Operation, names: Mapping[str, st
 
 def _check_key(who: Administrator, key_id: str, key: FindKey) -> None:
     absent = ApiError(Fault.KEY_NOT_FOUND, f"{key_id[:80]!r} is no key's", "key")
-    if len(key_id) < FULL_ID:
+    if len(key_id) < ID_DIGITS:  # beginnings of ids would tell which ids other tenants' keys have
         raise absent
     try:
         owner = key(key_id).key

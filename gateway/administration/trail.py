@@ -23,10 +23,13 @@ from gateway.api_schema.operation import Operation
 from gateway.audit.log import AuditLog
 from gateway.core.administrators import Administrator
 from gateway.core.errors import ApiError, Fault
+from gateway.core.limits import EACH
 from gateway.registry.log import Seeded
 from gateway.services import Services
 
 A = TypeVar("A")
+KEY_NAMED_BY = {"keys": "id", "limits": "key"}
+"""Names in a call that stand for a tenant's key, by the noun of its operation."""
 
 
 class AdminCall(NamedTuple):
@@ -67,17 +70,20 @@ class AdminTrail:
             task.exception()  # its caller has it, or has left
 
     async def _changed(self, call: AdminCall, act: Callable[[], Awaitable[A]], made_id: Callable[[A], str]) -> A:
-        noun = call.operation.noun
-        before = await self._views.look(noun, call.names)
-        entry = self._entry(call)
+        noun, names = call.operation.noun, self._full_names(call)
+        before = await self._views.look(noun, names)
+        entry = self._entry(call, names)
         pending = await self._audit.begin(entry)
         try:
             answer = await act()
         except Exception as error:
-            await self._audit.end(pending, msgspec.structs.replace(entry, result=_code(error)))
+            # The call may have failed after its change was made.
+            was, now = changed_fields(before, await self._views.look(noun, names))
+            settled = {"before": was, "after": now, "result": _code(error)}
+            await self._audit.end(pending, msgspec.structs.replace(entry, **settled))
             raise
         new_id = made_id(answer) if noun == "keys" else ""
-        names = {"id": new_id, **call.names} if new_id else call.names
+        names = {"id": new_id, **names} if new_id else names
         was, now = changed_fields(before, await self._views.look(noun, names))
         if call.operation is ROTATE_KEY:
             now["replaced_by"] = new_id
@@ -85,16 +91,29 @@ class AdminTrail:
         await self._audit.end(pending, msgspec.structs.replace(entry, **settled))
         return answer
 
-    def _entry(self, call: AdminCall) -> AuditEntry:
+    def _full_names(self, call: AdminCall) -> Mapping[str, str]:
+        """Return the names in a call with the id of the key in place of the beginning that the caller gave, because the
+        log is filtered by ids."""
+        field = KEY_NAMED_BY.get(call.operation.noun, "")
+        given = call.names.get(field, "")
+        if given in ("", EACH):
+            return call.names
+        try:
+            return {**call.names, field: self._accounts.key(given).key_id}
+        except ApiError:
+            return call.names
+
+    def _entry(self, call: AdminCall, names: Mapping[str, str]) -> AuditEntry:
         return AuditEntry(
             at=self._audit.now(),
             by=call.who.name,
             role=call.who.role,
+            tenant=call.who.tenant,
             address=call.address,
             request_id=call.request_id,
             protocol=call.protocol,
             action=call.operation.action,
-            object=object_name(call.operation.noun, call.names),
+            object=object_name(call.operation.noun, names),
         )
 
 

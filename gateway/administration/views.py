@@ -113,8 +113,10 @@ class Views:
 
 
 def account_fields(account: AccountRecord) -> Fields:
-    """Return the fields of a tenant, a tenant's key or an administrator."""
+    """Return the fields of a tenant, a tenant's key or an administrator; none of a stripped record."""
     shown: Struct
+    if account.is_stripped:
+        return {}
     if account.admin is not None:
         shown = shown_admin(account)
     else:

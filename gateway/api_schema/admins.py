@@ -77,6 +77,8 @@ class AuditEntry(Struct, kw_only=True, omit_defaults=False):
     by: str
     """Name of the administrator; `configuration` for what a configuration file changed."""
     role: str = ""
+    tenant: str = ""
+    """The only tenant that the administrator administers; empty: the whole installation."""
     address: str = ""
     """Network address that the call came from. Empty for the configuration's changes."""
     request_id: str = ""
@@ -89,7 +91,7 @@ class AuditEntry(Struct, kw_only=True, omit_defaults=False):
     before: dict[str, Any] = {}
     """The changed fields as they were; all fields of an object that was deleted."""
     after: dict[str, Any] = {}
-    """The same fields after the change; all fields of an object that was created."""
+    """The same fields after the change; all fields of an object that was created. Long lists and texts are cut."""
     result: str = "unknown"
     """`ok`, the code of the error that ended the change, or `unknown`: the gateway ended, or lost the store, before it
     knew."""

@@ -14,13 +14,21 @@ from gateway.api_schema.admins import PAGE, AuditEntry, AuditPage
 from gateway.audit.redaction import redacted, redacted_text
 from gateway.audit.store import AuditStore
 from gateway.core.administrators import CONFIGURATION
-from gateway.core.errors import Fault, unavailable
+from gateway.core.errors import MAX_QUOTED, Fault, unavailable
 from gateway.registry.store import StoreAway
 
 CHUNK = 500
 """Entries that are read from the store at once."""
 MOST_CHUNKS = 20
 """Maximum number of such reads for one page. A filter that finds few entries then ends the page early."""
+MOST_SKEW_S = 300.0
+"""Seconds by which the clocks of the gateways and the store may differ without hiding entries from `since`."""
+MOST_BYTES = 8192
+"""Maximum size of an entry as JSON."""
+CUTS = (MAX_QUOTED, 64, 16)
+"""Maximum characters of a text in what changed. The next is taken if the entry is too large with the one before."""
+TOO_LARGE = {"…": "too large for the audit log"}
+"""Stands for what changed if no cut is enough."""
 UNKNOWN = "unknown"
 
 log = structlog.get_logger("audit")
@@ -60,7 +68,7 @@ class AuditLog:
         """Record that a change begins, and return the id of its entry, for `end`. Raises ApiError (AUDIT_UNAVAILABLE),
         because what cannot be recorded must not be changed."""
         try:
-            return await self._store.add(_encoded(entry), self._clock())
+            return await self._store.add(_encoded(entry), self._clock(), of_tenant=bool(entry.tenant))
         except StoreAway as error:
             raise unavailable(
                 Fault.AUDIT_UNAVAILABLE, f"changes cannot be recorded, and are refused: {error}"
@@ -73,7 +81,7 @@ class AuditLog:
         line = msgspec.json.decode(text)
         log.info("audit", **{name: value for name, value in line.items() if name != "id"})
         try:
-            await self._store.add(text, self._clock(), pending)
+            await self._store.add(text, self._clock(), pending, of_tenant=bool(entry.tenant))
         except StoreAway as error:
             log.error("audit_result_not_stored", pending=pending, request_id=entry.request_id, reason=str(error))
 
@@ -103,7 +111,7 @@ class AuditLog:
                     found.append(entry)
                 if len(found) == query.limit:
                     return AuditPage(found, place)
-                if entry.at < query.since and not query.after:
+                if not query.after and _added(place) < query.since - MOST_SKEW_S:
                     return AuditPage(found, None)
             if len(rows) < CHUNK:
                 return AuditPage(found, None)
@@ -113,13 +121,20 @@ class AuditLog:
         return await (self._store.newer if query.after else self._store.older)(place, CHUNK)
 
 
+def _added(place: str) -> float:
+    """Return the Unix time at which the entry of this id was added. It is later than the beginning of its change."""
+    return int(place.partition("-")[0]) / 1000
+
+
 def _encoded(entry: AuditEntry) -> bytes:
-    """Return an entry as JSON, without secrets."""
-    safe = msgspec.structs.replace(
-        entry,
-        object=redacted_text(entry.object),
-        request_id=redacted_text(entry.request_id),
-        before=redacted(entry.before),
-        after=redacted(entry.after),
-    )
-    return msgspec.json.encode(safe)
+    """Return an entry as JSON of at most MOST_BYTES, without secrets."""
+    for most in CUTS:
+        text = msgspec.json.encode(_safe(entry, redacted(entry.before, most), redacted(entry.after, most)))
+        if len(text) <= MOST_BYTES:
+            return text
+    return msgspec.json.encode(_safe(entry, TOO_LARGE, TOO_LARGE))
+
+
+def _safe(entry: AuditEntry, before: dict[str, Any], after: dict[str, Any]) -> AuditEntry:
+    texts = {"object": redacted_text(entry.object), "request_id": redacted_text(entry.request_id)}
+    return msgspec.structs.replace(entry, **texts, before=before, after=after)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
 
 from redis.asyncio import Redis
 
@@ -11,6 +13,10 @@ from gateway.registry.store import answering
 
 FIELD = b"entry"
 DAY_MS = 86_400_000
+TOKEN_SECONDS = 60
+"""Seconds for which Redis remembers that an entry was added. Repeats of a call after a lost connection are sooner."""
+TENANTS_SHARE = 10
+"""One entry of so many may be one that tenants' administrators caused, so that they cannot push out the others."""
 
 
 class Retention(NamedTuple):
@@ -19,13 +25,19 @@ class Retention(NamedTuple):
     days: int = 365
     entries: int = 100_000
 
+    @property
+    def of_tenants(self) -> int:
+        """Maximum number of entries that tenants' administrators caused."""
+        return max(1, self.entries // TENANTS_SHARE)
+
 
 class AuditStore(Protocol):
-    """Storage of entries as bytes, by ids that increase. Every method raises StoreAway."""
+    """Storage of entries as bytes. Ids increase, and are `MILLISECONDS-NUMBER` of the Unix time at which the entry was
+    added, by the store's clock. Every method raises StoreAway."""
 
-    async def add(self, entry: bytes, now: float, replaces: str = "") -> str:
+    async def add(self, entry: bytes, now: float, replaces: str = "", *, of_tenant: bool = False) -> str:
         """Add an entry, in place of the one with the id `replaces` if that is given, and drop those that need not be
-        kept at the Unix time `now`. Return the new id."""
+        kept at the Unix time `now`. `of_tenant` says that a tenant's administrator caused it. Return the new id."""
 
     async def older(self, than: str, count: int) -> Sequence[tuple[str, bytes]]:
         """Return up to `count` entries before the id `than` (empty: from the end), the newest first."""
@@ -35,22 +47,24 @@ class AuditStore(Protocol):
 
 
 class RedisAuditStore:
-    """`AuditStore` in a stream of Redis: the key `audit` after the configured prefix."""
+    """`AuditStore` in Redis. All keys share one hash tag, hence one slot of a cluster: the stream `{audit}` after the
+    configured prefix, the list of the ids in it that tenants' administrators caused, and one short-lived key for each
+    entry that was added."""
 
     def __init__(self, client: Redis, retention: Retention, prefix: str = "loralane:") -> None:
         self._client = client
         self._retention = retention
-        self._key = f"{prefix}audit"
+        self._key = f"{prefix}{{audit}}"
+        script = resources.files("gateway.audit") / "add.lua"
+        self._add = client.register_script(script.read_text(encoding="utf-8"))
 
-    async def add(self, entry: bytes, now: float, replaces: str = "") -> str:
-        oldest = f"{max(0, int(now * 1000) - self._retention.days * DAY_MS)}-0"
-        async with answering(), self._client.pipeline(transaction=True) as pipe:
-            pipe.xadd(self._key, {FIELD: entry})
-            if replaces:
-                pipe.xdel(self._key, replaces)
-            pipe.xtrim(self._key, maxlen=self._retention.entries, approximate=False)
-            pipe.xtrim(self._key, minid=oldest, approximate=False)
-            added: bytes = (await pipe.execute())[0]
+    async def add(self, entry: bytes, now: float, replaces: str = "", *, of_tenant: bool = False) -> str:
+        kept = self._retention
+        oldest = f"{max(0, int(now * 1000) - kept.days * DAY_MS)}-0"
+        keys = [self._key, f"{self._key}:tenants", f"{self._key}:added:{uuid4().hex}"]
+        arguments: list[Any] = [entry, replaces, int(of_tenant), kept.entries, kept.of_tenants, oldest, TOKEN_SECONDS]
+        async with answering():
+            added: bytes = await self._add(keys, arguments)
         return added.decode()
 
     async def older(self, than: str, count: int) -> Sequence[tuple[str, bytes]]:
@@ -62,21 +76,35 @@ class RedisAuditStore:
             return _rows(await self._client.xrange(self._key, f"({than}", "+", count))
 
 
+class MemoryRow(NamedTuple):
+    added: float
+    """Unix time in seconds."""
+    place: tuple[int, int]
+    entry: bytes
+    of_tenant: bool
+
+    @property
+    def id(self) -> str:
+        return "-".join(map(str, self.place))
+
+
 class MemoryAuditStore:
     """`AuditStore` in memory, for programs without Redis."""
 
     def __init__(self, retention: Retention = Retention()) -> None:  # noqa: B008
         self._retention = retention
-        self._rows: list[tuple[float, str, bytes]] = []
-        self._count = 0
+        self._rows: list[MemoryRow] = []
+        self._last = (0, 0)
 
-    async def add(self, entry: bytes, now: float, replaces: str = "") -> str:
-        self._count += 1
+    async def add(self, entry: bytes, now: float, replaces: str = "", *, of_tenant: bool = False) -> str:
+        self._last = (max(self._last[0], int(now * 1000)), self._last[1] + 1)
         oldest = now - self._retention.days * DAY_MS / 1000
-        kept = [row for row in self._rows if row[1] != replaces and row[0] >= oldest]
-        added = f"{self._count}-0"
-        self._rows = [*kept, (now, added, entry)][-self._retention.entries :]
-        return added
+        kept = [row for row in self._rows if row.id != replaces and row.added >= oldest]
+        row = MemoryRow(now, self._last, entry, of_tenant)
+        ours = [one for one in [*kept, row] if one.of_tenant]
+        dropped = ours[: max(0, len(ours) - self._retention.of_tenants)]
+        self._rows = [one for one in [*kept, row] if one not in dropped][-self._retention.entries :]
+        return row.id
 
     async def older(self, than: str, count: int) -> Sequence[tuple[str, bytes]]:
         return self._chosen(reversed(self._rows), lambda place: not than or place < _place(than), count)
@@ -84,8 +112,10 @@ class MemoryAuditStore:
     async def newer(self, than: str, count: int) -> Sequence[tuple[str, bytes]]:
         return self._chosen(self._rows, lambda place: place > _place(than), count)
 
-    def _chosen(self, rows: Any, fits: Callable[[tuple[int, int]], bool], count: int) -> Sequence[tuple[str, bytes]]:
-        return [(added, entry) for _, added, entry in rows if fits(_place(added))][:count]
+    def _chosen(
+        self, rows: Iterable[MemoryRow], fits: Callable[[tuple[int, int]], bool], count: int
+    ) -> Sequence[tuple[str, bytes]]:
+        return [(row.id, row.entry) for row in rows if fits(row.place)][:count]
 
 
 def _rows(found: Any) -> list[tuple[str, bytes]]:

@@ -295,6 +295,8 @@ class AdminConfig:
             raise ValueError("port and grpc_port go together: administration would be left at a public port")
         for port in (self.port, self.grpc_port):
             _port(port or 0)
+        if self.administrators and not any(administrator.is_owner for administrator, _ in self.seeds()):
+            raise ValueError("administrators: one must have the role owner and no tenant, or admin.keys a key")
 
     def seeds(self) -> list[tuple[Administrator, str]]:
         """Return all configured administrators, each with the SHA-256 of the key. Owners without a name are named after

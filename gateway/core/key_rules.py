@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
 from math import isfinite
 
+import msgspec
+
 from gateway.core.networks import parse_networks
+from gateway.core.patterns import WILD, is_compiled, matches
 from gateway.core.tenants import Tenant
 
 MOST_PATTERNS, MOST_PATTERN = 100, 256
 """Maximum number of patterns or networks in a list of a key, and of characters of each."""
+MOST_WILD = 8
+"""Maximum number of wildcards in a pattern."""
+MOST_COMPILED = 8
+"""Maximum number of a key's patterns with `?` or `[`: each takes up to 0.3 ms to compile, on the event loop."""
+MOST_BYTES = 16 * 1024
+"""Maximum size of a key's rules as JSON. Every gateway has the rules of all keys in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRules:
-    """Restrictions of one API key. Raises ValueError for a list that is too long, a network that is none, and an expiry
-    that is no time."""
+    """Restrictions of one API key. Raises ValueError for lists and patterns that are too long or have too many
+    wildcards, a network that is none, and an expiry that is no time."""
 
     expires_at: float | None = None
     """Unix time in seconds from which the key is refused. None means never."""
@@ -38,6 +46,19 @@ class KeyRules:
             parse_networks(self.networks)
         except ValueError as error:
             raise ValueError(f"networks: {error}") from None
+        self._check_size()
+
+    def _check_size(self) -> None:
+        """Raise ValueError if the rules take too long to apply or too much memory."""
+        for name in ("models", "adapters"):
+            if any(sum(map(pattern.count, WILD)) > MOST_WILD for pattern in getattr(self, name)):
+                raise ValueError(f"{name}: a pattern has at most {MOST_WILD} of {' '.join(WILD)}")
+        if sum(map(is_compiled, (*self.models, *self.adapters))) > MOST_COMPILED:
+            name = "models" if any(map(is_compiled, self.models)) else "adapters"
+            raise ValueError(f"{name}: at most {MOST_COMPILED} patterns of a key have ? or [; write * instead")
+        if (size := len(msgspec.json.encode(self))) > MOST_BYTES:
+            name = max(("models", "adapters", "networks"), key=lambda name: sum(map(len, getattr(self, name))))
+            raise ValueError(f"{name}: a key's rules have at most {MOST_BYTES} bytes as JSON, and these have {size}")
 
     @property
     def restrict_names(self) -> bool:
@@ -79,4 +100,4 @@ def restricted(tenant: Tenant, rules: KeyRules) -> Tenant:
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return any(matches(name, pattern) for pattern in patterns)

@@ -186,13 +186,17 @@ class Principal(Struct, frozen=True):
         return self
 
 
+ID_DIGITS = 12
+"""Hex digits of a key's id, the first of its hash."""
+
+
 def hash_key(key: str) -> str:
     """Return the SHA-256 of a key in hex. Keys are long random strings, so a slow password hash would add nothing."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def key_id(key_hash: str) -> str:
-    return key_hash[:12]
+    return key_hash[:ID_DIGITS]
 
 
 class KeyLapse(Enum):

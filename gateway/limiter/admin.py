@@ -18,7 +18,8 @@ MAX_MEMBER = 256
 
 class LimitAdmin:
     """Reads and changes limits. Methods raise ApiError: TENANT_NOT_FOUND, and those that change something also
-    INVALID_REQUEST for invalid arguments and LIMITER_UNAVAILABLE while Redis is away."""
+    INVALID_REQUEST for invalid arguments, TENANT_CONFLICT for limits of too many scopes, and LIMITER_UNAVAILABLE while
+    Redis is away."""
 
     def __init__(self, limiter: Limiter, counts_as: Callable[[str], str] = str) -> None:
         """`counts_as` returns the id under which the limits of the key with a given id are kept. The default is for
@@ -60,13 +61,15 @@ class LimitAdmin:
         return [used for name in self._tenants(tenant) for used in await self._limiter.usage(name)]
 
     async def watch(
-        self, tenant: str, interval_seconds: float, stopping: asyncio.Event
+        self, tenant: str, interval_seconds: float, stopping: asyncio.Event, check: Callable[[], None]
     ) -> AsyncGenerator[list[ScopeUsage], None]:
         """Yield the usage of all scopes of a tenant (empty: of all), then, polled every `interval_seconds`, of those
-        that have changed, until `stopping` is set."""
+        that have changed, until `stopping` is set. `check` is called before each poll, and raises ApiError if the
+        caller must not watch any longer."""
         before: dict[Scope, ScopeUsage] = {}
         first = True
         while not stopping.is_set():
+            check()
             now = {used.scope: used for used in await self.usage(tenant)}
             changed = [used for scope, used in now.items() if before.get(scope) != used]
             if first or changed:

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 
 from gateway.core.bucket import Bucket
+from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope, scope_named
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import StoredLimits
 from gateway.limiter.usage import ScopeUsage, usage_of
 from gateway.redis.client import RedisCalls, Script, StoreError
 
+MOST_SCOPES = 10_000
+"""Maximum number of scopes of a tenant with limits, configured or changed live."""
 LOST = "limits were lost as soon as they were published"
 
 _decode_buckets = msgspec.msgpack.Decoder(tuple[Bucket, ...]).decode
@@ -89,7 +92,8 @@ class PublishedLimits:
         return sorted(entries, key=lambda entry: entry.scope.order)
 
     async def set(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        args: list[str | bytes] = [*_names(scope), msgspec.json.encode(changes)]
+        """Change a scope's limits. Raises ApiError (TENANT_CONFLICT) if the tenant has limits for MOST_SCOPES."""
+        args: list[str | bytes] = [*_names(scope), msgspec.json.encode(changes), str(MOST_SCOPES)]
         keys = [self._calls.key("limits", scope.tenant)]
         text = await self._calls.run(self._change_script, keys, args)
         if text is None:
@@ -97,6 +101,9 @@ class PublishedLimits:
             text = await self._calls.run(self._change_script, keys, args)
         if text is None:
             raise StoreError(LOST)
+        if not text:
+            message = f"tenant {scope.tenant} has limits for {MOST_SCOPES} scopes, the maximum; reset some of them"
+            raise ApiError(Fault.TENANT_CONFLICT, message, scope.kind)
         return decode_limits(text)[0]
 
     async def restore(self, scope: Scope) -> None:

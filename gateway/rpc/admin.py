@@ -79,7 +79,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     async def Watch(self, request: pb.WatchAdaptersRequest, call: RpcCall) -> None:  # noqa: N802
         seconds = watch_interval(request.interval_seconds)
         await call.open()
-        async with aclosing(watch(self._adapters, seconds, self._closing)) as differences:
+        async with aclosing(watch(self._adapters, seconds, self._closing, call.check)) as differences:
             async for difference in differences:
                 await call.send(_difference_to_pb(difference))
 

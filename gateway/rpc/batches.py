@@ -114,6 +114,7 @@ class BatchesService(pb_grpc.BatchesServicer):
         until it has ended or the server begins to stop."""
         seen: Batch | None = None
         while True:
+            call.check()
             batch = await self._batches.get(call.principal, batch_id)
             if seen is None or (batch.status, batch.tally) != (seen.status, seen.tally):
                 await call.open()

@@ -59,6 +59,7 @@ class RpcCall:
         self._method = method
         self._opened = False
         self._principal: Principal | None = None
+        self._again: Callable[[RpcCall], None] | None = None
         self._metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         asked = self._metadata.get("x-request-id", "")
         self.request_id = request_id_from(asked)
@@ -96,8 +97,15 @@ class RpcCall:
         """Name of the caller's tenant."""
         return self.principal.tenant.name
 
-    def identify(self, principal: Principal) -> None:
-        self._principal = principal
+    def identify(self, principal: Principal, again: Callable[[RpcCall], None]) -> None:
+        """Set the caller; `again` authenticates it again."""
+        self._principal, self._again = principal, again
+
+    def check(self) -> None:
+        """Raise ApiError if the caller must not call this method any longer, such as with a key that was deleted since.
+        Streams without an end check before each message."""
+        assert self._again is not None, "the entrance identifies the callers of all methods that have handlers"
+        self._again(self)
 
     def free(self) -> None:
         """Count the call's message as let go."""

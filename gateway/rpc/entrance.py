@@ -17,9 +17,9 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from gateway.administration.trail import AdminTrail
-from gateway.core.errors import ApiError, internal, invalid_request
+from gateway.core.errors import ApiError, internal, invalid_request, permission_denied
 from gateway.core.part import is_admin_service
-from gateway.core.tenants import Authenticator
+from gateway.core.tenants import Authenticator, Principal
 from gateway.requests.path import ArrivingRequest
 from gateway.requests.service import Gateway
 from gateway.requests.wire_room import STRANGERS, WireHold
@@ -211,12 +211,22 @@ class Entrance(grpc.aio.ServerInterceptor):
         FORBIDDEN, PERMISSION_DENIED."""
         if method.audience is Audience.ANYONE:
             return
+        principal = self._principal(call)
+        if arrival is not None:
+            arrival.identify(principal)
+        call.identify(_allowed(method, principal), partial(self._again, method))
+
+    def _principal(self, call: RpcCall) -> Principal:
         principal = self._keys.authenticate(call.token)
         if principal.networks:
             self._keys.check_address(principal, *call.origin)
-        if arrival is not None:
-            arrival.identify(principal)
-        call.identify(principal.as_admin(method.rows.role) if method.rows else principal.as_tenant())
+        return principal
+
+    def _again(self, method: Method, call: RpcCall) -> None:
+        """Raise ApiError unless the caller of a stream may still call the method, for the same tenant as before."""
+        now, before = _allowed(method, self._principal(call)), call.principal
+        if _realm(now) != _realm(before):
+            raise permission_denied("this key is of another tenant now; call again")
 
     async def _message(self, method: Method, call: RpcCall) -> Any:
         """Receive the only request message, wait for the tenant's turn on the event loop and parse the message. Raises
@@ -277,6 +287,16 @@ async def _served_by_library(method: Method, request: Any, call: RpcCall) -> byt
         return None
     response = await method.behaviour(request, call.context)
     return None if method.serialise is None else method.serialise(response)
+
+
+def _allowed(method: Method, principal: Principal) -> Principal:
+    """Return a caller. Raises ApiError (FORBIDDEN, PERMISSION_DENIED) if the method is not for it."""
+    return principal.as_admin(method.rows.role) if method.rows else principal.as_tenant()
+
+
+def _realm(principal: Principal) -> str:
+    """Return the name of the tenant whose objects a caller reaches. It is empty for administrators of all."""
+    return principal.tenant.name if principal.administrator is None else principal.administrator.tenant
 
 
 def _audience(service: str) -> Audience:

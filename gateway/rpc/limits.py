@@ -39,7 +39,7 @@ class LimitAdminService(pb_grpc.LimitAdminServicer):
 
     async def Watch(self, request: pb.WatchLimitsRequest, call: RpcCall) -> None:  # noqa: N802
         seconds = watch_interval(request.interval_seconds)
-        async with aclosing(self._limits.watch(request.tenant, seconds, self._closing)) as changes:
+        async with aclosing(self._limits.watch(request.tenant, seconds, self._closing, call.check)) as changes:
             async for changed in changes:
                 await call.open()
                 await call.send(_usage_to_pb(changed))

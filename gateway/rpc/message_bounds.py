@@ -91,8 +91,9 @@ def _walk(data: bytes, kind: Descriptor) -> None:
 
 
 def _count(data: bytes, at: int, end: int, most: int) -> int:
-    """Return how many numbers a list has, or some more than `most` if it has more."""
-    count = 0
+    """Return how many numbers a list has, or some more than `most` if it has more. `end` is what the message says: it
+    may lie far behind the data."""
+    count, end = 0, min(end, len(data))
     while at < end and count <= most:
         count += len(data[at : min(end, at + PIECE_BYTES)].translate(None, _NOT_LAST))
         at += PIECE_BYTES

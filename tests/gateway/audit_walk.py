@@ -11,7 +11,7 @@ from gateway.audit.store import RedisAuditStore, Retention
 
 
 async def walk_audit(client: Redis) -> None:
-    """Begin and end a change, trim the log, and read it from both ends."""
+    """Begin and end changes, also of a tenant's administrator, trim the log, and read it from both ends."""
     audit = AuditLog(RedisAuditStore(client, Retention(entries=2)))
     entry = AuditEntry(at=audit.now(), by="ci", action="tenants.change", object="tenants/acme")
     for result in ("first", "second", "third"):
@@ -22,3 +22,7 @@ async def walk_audit(client: Redis) -> None:
     assert (newest.result, older.result) == ("third", "second")
     assert (await audit.page(AuditQuery(before=newest.id))).entries == [older]
     assert (await audit.page(AuditQuery(after=older.id))).entries == [newest]
+    for result in ("fourth", "fifth"):
+        pending = await audit.begin(msgspec.structs.replace(entry, tenant="acme"))
+        await audit.end(pending, msgspec.structs.replace(entry, tenant="acme", result=result))
+    assert [one.result for one in (await audit.page(AuditQuery())).entries] == ["fifth", "third"]

@@ -175,7 +175,11 @@ def test_preempted_streams_equal_undisturbed_ones(tiny_llama, adapter_folders):
     for (preemption, _), found in totals.items():
         assert found["preemptions"] > 0
         assert found["decided"] > 0.5 * found["tokens"]  # 0.85 to 1, as requests are drawn: most were compared
-        assert (found["saved"] > 0, found["restored"] > 0) == (preemption != "recompute",) * 2
+        if preemption == "recompute":
+            assert (found["saved"], found["restored"]) == (0, 0)
+    swapped = sum((found for (preemption, _), found in totals.items() if preemption != "recompute"), Counter())
+    assert swapped["saved"] > 0
+    assert swapped["restored"] > 0  # of every kind, as requests are drawn, in most runs
 
 
 def compare(schedule, undisturbed, streams):

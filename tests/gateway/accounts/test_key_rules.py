@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from io import BytesIO
 
 import grpc
 import pytest
 from fakes import BASE, build_gateway_app
+from hypothesis import given
+from hypothesis import strategies as st
 from served import on_port
 from typer.testing import CliRunner
 
 from gateway.accounts import last_use
+from gateway.accounts import registry as registry_of_accounts
 from gateway.accounts.keys import KeyAdmin
 from gateway.accounts.last_use import LastUse, RedisLastUse
 from gateway.accounts.record import ACCOUNTS, KeyOwner, decode_account, encode_account, key_account
@@ -22,6 +26,7 @@ from gateway.batches.input import CheckParameters, InputCheck
 from gateway.cli.main import app as cli
 from gateway.config.file import ConfigError
 from gateway.config.whole import load_config
+from gateway.core import patterns
 from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.errors import ApiError, Fault
 from gateway.core.key_rules import KeyRules, restricted
@@ -120,6 +125,12 @@ async def test_a_rotated_key_has_its_lifetime_again(accounts, clock):
         ({"models": ["a" * 300]}, "models"),
         ({"adapters": ["a"] * 101}, "adapters"),
         ({"label": "a\nb"}, "label"),
+        ({"models": ["*?[" * 3]}, "models"),
+        ({"adapters": ["poet", "*" * 9]}, "adapters"),
+        ({"adapters": ["a?"] * 9}, "adapters"),
+        ({"models": ["[ab]"] * 5, "adapters": ["[ab]"] * 4}, "models"),
+        ({"adapters": ["a" * 256] * 64}, "adapters"),
+        ({"models": ["é\0" * 80] * 60}, "models"),
     ],
 )
 async def test_nonsense_is_refused_by_name(accounts, clock, fields, param):
@@ -127,6 +138,45 @@ async def test_nonsense_is_refused_by_name(accounts, clock, fields, param):
         await KeyAdmin(accounts, clock).create("acme", fields)
     assert (caught.value.fault, caught.value.param) == (Fault.INVALID_REQUEST, param)
     assert accounts.keys("acme") == []
+
+
+@given(st.text("ab*?[]!", max_size=8), st.text("ab[]*", max_size=10))
+def test_patterns_match_as_those_of_a_shell_do(pattern, name):
+    assert patterns.matches(name, pattern) == fnmatchcase(name, pattern)
+
+
+def test_only_few_patterns_of_a_key_are_compiled(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(patterns, "fnmatchcase", lambda name, pattern: compiled.append(pattern))
+    names = tuple(f"name-{number}-*-of-*" for number in range(92))
+    few = tuple(f"name-{number}-[ab]" for number in range(8))
+    tenant = restricted(Tenant("acme"), KeyRules(adapters=names + few))
+    assert not tenant.may_use("name-100")
+    assert compiled == list(few)
+
+
+async def test_a_tenant_has_at_most_so_many_keys(accounts, monkeypatch):
+    monkeypatch.setattr(registry_of_accounts, "MOST_KEYS", 3)
+    await accounts.create(Tenant("globex"))
+    await accounts.seed(ACME, [hash_key("sk-of-the-file")])
+    first, _ = [await accounts.create_key("acme") for _ in range(2)]
+    for change in (accounts.create_key("acme"), accounts.rotate(first.account.key_id)):
+        with pytest.raises(ApiError, match="tenant acme has 3 keys, the maximum; delete keys") as caught:
+            await change
+        assert caught.value.fault is Fault.TENANT_CONFLICT
+    await accounts.create_key("globex")
+    assert accounts.authenticate(first.secret).tenant == ACME, "a refused rotation leaves the old key as it is"
+    await accounts.delete_key(first.account.key_id)
+    await accounts.create_key("acme")
+    await accounts.seed(ACME, [hash_key(f"sk-of-the-file-{number}") for number in range(3)])
+    assert len(accounts.keys("acme")) == 5
+
+
+async def test_deleted_keys_leave_nothing_behind(accounts):
+    before = len(accounts._mirror._keys)
+    new = await accounts.create_key("acme")
+    await accounts.delete_key(new.account.key_id)
+    assert len(accounts._mirror._keys) == before
 
 
 @pytest.mark.parametrize(
@@ -158,6 +208,40 @@ async def test_a_key_is_refused_elsewhere_than_in_its_networks(accounts):
         assert fault(lambda at=(peer, forwarded): accounts.check_address(who, *at)) is Fault.ADDRESS_NOT_ALLOWED
 
 
+async def test_a_refused_key_is_not_used(accounts, clock):
+    far = await accounts.create_key("acme", rules=KeyRules(networks=("192.0.2.0/24",)))
+    ended = await accounts.create_key("acme", rules=KeyRules(expires_at=clock.now))
+    ids = [far.account.key_id, ended.account.key_id]
+    assert fault(lambda: accounts.authenticate(ended.secret)) is Fault.KEY_EXPIRED
+    who = accounts.authenticate(far.secret)
+    assert fault(lambda: accounts.check_address(who, "127.0.0.1", "")) is Fault.ADDRESS_NOT_ALLOWED
+    assert await accounts.last_use.read(ids) == {}
+    accounts.check_address(who, "192.0.2.9", "")
+    assert await accounts.last_use.read(ids) == {far.account.key_id: int(clock.now)}
+
+
+async def test_a_key_that_is_gone_is_not_written_as_used(accounts, clock):
+    """Another gateway may have deleted it, and forgotten its use, when this one still accepted it."""
+    store = MemoryUse()
+    accounts.last_use._store = store
+    gone, kept = [await accounts.create_key("acme") for _ in range(2)]
+    await accounts.delete_key(gone.account.key_id)
+    for key in (gone, kept):
+        accounts.last_use.note(key.account.key_id)
+    await accounts.last_use.write()
+    assert store.writes == [{kept.account.key_id: int(clock.now)}]
+
+
+async def test_only_the_times_of_the_keys_that_are_shown_are_read(accounts):
+    store = MemoryUse()
+    accounts.last_use._store = store
+    one, _ = [await accounts.create_key("acme") for _ in range(2)]
+    asked = []
+    store.read = lambda key_ids: asked.append(list(key_ids)) or MemoryUse.read(store, key_ids)
+    await KeyAdmin(accounts).shown_one(one.account)
+    assert asked == [[one.account.key_id]]
+
+
 def test_records_of_before_have_no_rules():
     account = key_account("ab" * 32, KeyOwner("acme", "ci", rules=KeyRules(1.9e9, networks=("10.0.0.0/8",))), 1.0)
     assert decode_account(encode_account(account), 0) == account
@@ -175,8 +259,8 @@ class MemoryUse:
             raise StoreAway("gone")
         self.writes.append(dict(times))
 
-    async def read(self):
-        return {key: at for times in self.writes for key, at in times.items()}
+    async def read(self, key_ids):
+        return {key: at for times in self.writes for key, at in times.items() if key in key_ids}
 
     async def forget(self, key_ids):
         self.writes = [{key: at for key, at in times.items() if key not in key_ids} for times in self.writes]
@@ -195,25 +279,25 @@ async def test_a_keys_last_use_is_written_once_however_often_it_is_used(clock):
     use.note("a")
     clock.now += 60
     await use.write()
-    assert await use.read() == {"a": int(clock.now), "b": written}
+    assert await use.read(["a", "b"]) == {"a": int(clock.now), "b": written}
     store.is_away = False
     await use.write()
     assert store.writes[1:] == [{"a": int(clock.now)}]
     await use.forget(["a"])
-    assert await use.read() == {"b": written}
+    assert await use.read(["a", "b"]) == {"b": written}
 
 
 async def test_last_uses_are_shared_by_gateways(valkey, monkeypatch):
     monkeypatch.setattr(last_use, "WRITE_SECONDS", 0.01)
     one, other = LastUse(RedisLastUse(valkey)), LastUse(RedisLastUse(valkey))
-    one.start()
+    one.start(lambda key_id: True)
     one.note("a")
     async with asyncio.timeout(30):
-        while "a" not in await other.read():
+        while "a" not in await other.read(["a"]):
             await asyncio.sleep(0.01)
     await one.close()
     await other.forget(["a"])
-    assert await one.read() == {}
+    assert await one.read(["a"]) == {}
 
 
 @pytest.fixture
@@ -330,6 +414,7 @@ async def test_in_a_terminal(gateway_app, accounts, clock, monkeypatch):
         secret = out.strip().splitlines()[-1]
         assert status == 0
         who = accounts.authenticate(secret)
+        accounts.check_address(who, "127.0.0.1", "")
         [key] = accounts.keys("acme")
         assert key.key.rules == KeyRules(clock.now + 90 * 86_400, (), ("po*",), ("127.0.0.0/8",))
         for typed in (f"{secret}\n", hash_key(secret), f"sha256:{hash_key(secret)}", who.key_id):

@@ -19,7 +19,7 @@ from gateway.accounts.administrators import Administrators
 from gateway.accounts.record import account_store, decode_account, encode_account
 from gateway.accounts.registry import AccountRegistry
 from gateway.cli.main import app as cli
-from gateway.config.sections import AdminConfig
+from gateway.config.sections import AdminConfig, ConfiguredAdmin
 from gateway.config.whole import demo_config
 from gateway.core.administrators import Administrator, AdminRole
 from gateway.core.errors import ApiError, Fault
@@ -299,3 +299,48 @@ async def test_the_same_in_a_terminal(room):
         [entry] = json.loads(await run("audit", "ls", "--object", "admins/ci", "--limit", "1", "--json"))
         assert (entry["action"], entry["by"], entry["result"]) == ("admins.delete", "boss", "ok")
         assert "admins.rotate" in await run("audit", "ls", "--by", "boss", "--object", "admins")
+
+
+async def strip(registry: AccountRegistry, name: str) -> None:
+    """Leave of an administrator's record what a gateway that knows no administrators writes back."""
+    before = registry.administrators.get(name)
+    await registry._log.put(replace(before, admin=None), before)
+
+
+async def test_a_record_that_an_older_gateway_has_stripped_is_none(room):
+    await strip(room.accounts, "viewer")
+    async with room.app.client(OWNER_KEY) as client:
+        for refused in (
+            await client.get(f"{ADMINS}/viewer"),
+            await client.patch(f"{ADMINS}/viewer", json={"role": "owner"}),
+            await client.post(f"{ADMINS}/viewer/rotate"),
+            await client.delete(f"{ADMINS}/viewer"),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "admin_not_found")
+        assert "viewer" not in [one["name"] for one in (await client.get(ADMINS)).json()["admins"]]
+        assert not opens(room.accounts, room.secrets["viewer"])
+        made = await client.post(ADMINS, json={"name": "viewer", "role": "operator"})
+        assert (made.status_code, made.json()["role"]) == (201, "operator")
+    assert opens(room.accounts, made.json()["key"])
+
+
+async def test_the_configuration_replaces_a_stripped_record(room):
+    """Even if the configuration is the one that was applied before the record was stripped."""
+    await strip(room.accounts, "boss")
+    assert not opens(room.accounts, OWNER_KEY)
+    await room.accounts.administrators.seed([(BOSS, hash_key(OWNER_KEY))])
+    assert opens(room.accounts, OWNER_KEY)
+    [made, gone] = await room.entries(object="admins/boss", limit=2)
+    assert (gone.after, made.before, made.after["role"]) == ({}, {}, "owner")
+
+
+def test_a_configuration_without_an_owner_is_refused():
+    viewer = ConfiguredAdmin(Administrator("eyes", AdminRole.VIEWER), hash_key("sk-of-the-eyes"))
+    owner = ConfiguredAdmin(BOSS, hash_key(OWNER_KEY))
+    of_tenant = ConfiguredAdmin(Administrator("it", AdminRole.OWNER, "acme"), hash_key("sk-of-acme-it"))
+    for named in ({"eyes": viewer}, {"eyes": viewer, "it": of_tenant}):
+        with pytest.raises(ValueError, match="administrators: one must have the role owner and no tenant"):
+            AdminConfig(administrators=named)
+    assert len(AdminConfig(administrators={"eyes": viewer, "boss": owner}).seeds()) == 2
+    assert len(AdminConfig((hash_key(OWNER_KEY),), {"eyes": viewer}).seeds()) == 2
+    assert AdminConfig().seeds() == []

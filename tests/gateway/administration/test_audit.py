@@ -164,7 +164,7 @@ async def test_no_secret_is_in_the_log(tmp_path, valkey, capsys):
     """Every secret that is made or sent here is searched for in the whole stream, and in what is printed."""
     async with admin_room(tmp_path, RedisAuditStore(valkey, Retention(), "t:")) as room:
         secrets = await use_secrets(room)
-    text = b"".join([row[b"entry"] for _, row in await valkey.xrange("t:audit")]).decode()
+    text = b"".join([row[b"entry"] for _, row in await valkey.xrange("t:{audit}")]).decode()
     assert text.count("admins/ci") >= 2 and "keys.rotate" in text and "grpc" in text
     printed = capsys.readouterr()
     for secret in secrets:
@@ -222,7 +222,10 @@ def test_redaction_bounds_and_hides(text, number):
         ("redis://:p@host:1/0", f"redis://{REDACTED}@host:1/0"),
         ("s3://bucket/a?token=x", f"s3://bucket/a?{REDACTED}"),
         ("a" * 64, "a" * 12),
+        ("https://h/dir/?sig=abc", f"https://h/dir/?{REDACTED}"),
         ("sk-" + "x" * 43, REDACTED),
+        ("the key sk-demo-admin", f"the key {REDACTED}"),
+        ("desk-assistant", "desk-assistant"),
         ("org/name", "org/name"),
         ("line\nbreak\x1b[31m", "line?break?[31m"),
     ],
@@ -237,11 +240,11 @@ class BrokenStore(MemoryAuditStore):
     is_away = False
     breaks = False
 
-    async def add(self, entry: bytes, now: float, replaces: str = "") -> str:
+    async def add(self, entry: bytes, now: float, replaces: str = "", *, of_tenant: bool = False) -> str:
         if self.is_away:
             raise StoreAway("Redis does not answer")
         self.is_away = self.breaks
-        return await super().add(entry, now, replaces)
+        return await super().add(entry, now, replaces, of_tenant=of_tenant)
 
 
 async def test_a_change_that_cannot_be_recorded_is_not_made(tmp_path):

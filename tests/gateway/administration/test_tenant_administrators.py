@@ -165,3 +165,17 @@ async def test_the_same_over_grpc(room: AdminRoom):
                 await call(request, metadata=key)
             assert caught.value.code().name == status
     assert room.accounts.authenticate(other.secret).tenant.name == "globex"
+
+
+async def test_a_limit_on_more_of_a_keys_hash_is_the_keys(room):
+    own = await room.accounts.create_key("acme")
+    own_id, own_hash = own.account.key_id, own.account.key_hash
+    async with room.app.client(room.secrets["acme-ops"]) as client:
+        for name in (own_hash[:13], own_hash):
+            changed = await client.patch(LIMITS, json={"tenant": "acme", "key": name, "tokens_per_day": 7})
+            assert (changed.status_code, changed.json()["key"]) == (200, own_id)
+        longer = f"{own_id}{'0' if own_hash[12] != '0' else '1'}"
+        refused = await client.patch(LIMITS, json={"tenant": "acme", "key": longer, "tokens_per_day": 7})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "key_not_found")
+        limits = (await client.get(LIMITS, params={"tenant": "acme"})).json()["limits"]
+    assert [entry["key"] for entry in limits if entry["tokens_per_day"] == 7] == [own_id]

@@ -9,6 +9,7 @@ import pytest
 from fakes import GatewayApp, build_gateway_app
 from grpc_app import as_key, open_grpc_app, refused
 from served import on_port
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from gateway.api_schema.limits import LimitScope, ScopeUse
@@ -192,7 +193,8 @@ async def test_the_same_in_a_terminal(tmp_path):
 
         async def run(*words: str) -> str:
             target = ["--url", url, "--key", "sk-admin"]
-            result = await asyncio.to_thread(CliRunner().invoke, cli, ["limits", *words, *target])
+            with capture_logs():  # of the gateway, which is in this process: the audit log
+                result = await asyncio.to_thread(CliRunner().invoke, cli, ["limits", *words, *target])
             return result.output
 
         changes = ["--tokens-per-day", "50_000", "--concurrent-requests", "4", "--shadow", "tokens-per-day"]

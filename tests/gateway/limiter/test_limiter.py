@@ -13,6 +13,7 @@ from gateway.core.bucket import DAY
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, Limits, Scope
 from gateway.core.tenants import Tenant
+from gateway.limiter import published
 from gateway.limiter.base import Grant, ReserveRequest, format_duration
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
@@ -638,3 +639,19 @@ async def test_a_reservation_that_arrives_after_it_was_given_up_charges_nothing(
 )
 def test_durations_are_written_as_openai_does(seconds, text):
     assert format_duration(seconds) == text
+
+
+async def test_a_tenant_has_live_limits_for_at_most_so_many_scopes(shared, monkeypatch):
+    monkeypatch.setattr(published, "MOST_SCOPES", 5)
+    limiter = FailoverLimiter(shared, LocalLimiter())
+    await limiter.configure([Tenant("acme"), Tenant("globex")])
+    for name in ("one", "two"):
+        await limiter.set_limits(Scope("acme", adapter=name), {"tokens_per_day": 5})
+    with pytest.raises(ApiError, match="tenant acme has limits for 5 scopes, the maximum; reset some") as caught:
+        await limiter.set_limits(Scope("acme", adapter="three"), {"tokens_per_day": 5})
+    assert (caught.value.fault, caught.value.param) == (Fault.TENANT_CONFLICT, "adapter")
+    assert len(await limiter.entries("acme")) == 5
+    await limiter.set_limits(Scope("acme", adapter="two"), {"tokens_per_day": 6})
+    await limiter.set_limits(Scope("globex", adapter="three"), {"tokens_per_day": 5})
+    await limiter.restore_limits(Scope("acme", adapter="one"))
+    await limiter.set_limits(Scope("acme", key="k"), {"tokens_per_day": 5})

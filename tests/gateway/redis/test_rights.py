@@ -61,9 +61,9 @@ async def use_everything(client: Redis, folder: Path) -> None:
         new = await accounts.create_key("acme")
         accounts.authenticate(new.secret)
         await last_use.write()
-        assert new.account.key_id in await LastUse(RedisLastUse(client)).read()
+        assert new.account.key_id in await LastUse(RedisLastUse(client)).read([new.account.key_id])
         await accounts.delete("acme")
-        assert await last_use.read() == {}
+        assert await last_use.read([new.account.key_id]) == {}
     async with NameLocks(client).locked("poet"):
         pass
     await walk_audit(client)

@@ -384,7 +384,7 @@ class ExpiredContext:
 
 async def test_an_expired_deadline_is_refused_before_anything_is_reserved(api):
     call = RpcCall(ExpiredContext(), REQUESTS[0])
-    call.identify(Principal(KEYS["sk-acme"], "1"))
+    call.identify(Principal(KEYS["sk-acme"], "1"), lambda call: None)
     with pytest.raises(ApiError) as caught:
         await GenerationService(api.gateway_app.gateway).Generate(ask(), call)
     assert caught.value.fault is Fault.DEADLINE_EXCEEDED

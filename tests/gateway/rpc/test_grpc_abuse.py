@@ -18,7 +18,7 @@ from gateway.pb import generation_pb2 as pb
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
 from gateway.rpc.calls import RpcCall
 from gateway.rpc.generation import SERVICE as GENERATION
-from gateway.rpc.message_bounds import MOST_FIELDS, MOST_KEY_BYTES, MOST_NUMBERS, PIECE_BYTES, check_message
+from gateway.rpc.message_bounds import FEW_BYTES, MOST_FIELDS, MOST_KEY_BYTES, MOST_NUMBERS, PIECE_BYTES, check_message
 
 
 @pytest.fixture
@@ -96,6 +96,23 @@ def test_a_list_of_too_many_numbers_is_not_counted_to_its_end(number):
         check_message(data, pb.GenerateRequest.DESCRIPTOR)
     assert max(data.parts) == PIECE_BYTES
     assert sum(data.parts) < 2 * MOST_NUMBERS + 2 * PIECE_BYTES < len(data)
+
+
+@pytest.mark.parametrize("outer", [20, 2**62], ids=["a list", "a list in a message"])
+def test_a_list_that_says_it_has_more_bytes_than_there_are_is_read_to_the_end_of_the_data(outer):
+    """Its end was 2**46 pieces away, and one such message kept the thread that parses long ones for ever."""
+    ids = b"\x0a" + varint(2**62) + b"\x05" * FEW_BYTES
+    data = Watched(b"\x22" + varint(outer) + ids)
+    kind = pb.GenerateRequest.DESCRIPTOR
+    assert kind.fields_by_name["prompt_ids"].number == 0x22 >> 3
+    assert pb.TokenIds.DESCRIPTOR.fields_by_name["ids"].number == 1
+    check_message(data, kind)  # protobuf refuses it, as it does everything that is cut off
+    assert sum(data.parts) == FEW_BYTES
+
+
+def varint(number: int) -> bytes:
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
 
 
 @pytest.mark.parametrize("count", [MOST_NUMBERS, MOST_NUMBERS - 1])

@@ -239,3 +239,13 @@ def test_every_field_of_a_batch_is_told():
     names = {field.name for field in pb.Batch.DESCRIPTOR.fields}
     apart = {*TIMES, "model", "request_counts", "usage", "metadata", "errors", "eta_seconds"}
     assert names == set(PLAIN_FIELDS) | apart
+
+
+async def test_a_watch_ends_when_its_key_is_refused(api):
+    batch = await api.create()
+    request = pb.WatchBatchRequest(batch_id=batch.id, interval_seconds=0.1)
+    watching = api.stub.WatchBatch(request, metadata=as_key())
+    assert (await watching.read()).id == batch.id
+    del api.gateway_app.services.accounts._callers["sk-acme"]
+    async with asyncio.timeout(30):
+        assert (await refused(watching.read())).code == "UNAUTHENTICATED"

@@ -92,7 +92,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __self.budget.step()
         if not isinstance(__obj, Macro):  # what a macro does is counted where it does it
-            for one in (*args, *kwargs.values()):
+            for one in args if __obj is QuietNamespace else (*args, *kwargs.values()):
                 if one.__class__ is not str:
                     __self.budget.read(one)
         check_method(__self.budget, __obj, args)

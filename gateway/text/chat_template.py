@@ -18,7 +18,7 @@ from msgspec import Struct
 from engine.process.small_files import read_small_text
 from gateway.api_schema.chats import EFFORTS
 from gateway.core.errors import ApiError, invalid_request
-from gateway.text.template_bounds import TooCostly
+from gateway.text.template_budget import TooCostly
 
 Message = dict[str, Any]
 """A chat message as templates read it: role, content, and fields for tool calls."""

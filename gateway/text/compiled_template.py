@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
 
 from gateway.text.chat_template import REFUSALS, Message, TemplateOptions, ToolSchema
-from gateway.text.template_bounds import BoundedEnvironment, TooCostly, bounded_environment, with_bounds
+from gateway.text.counted_template import with_bounds
+from gateway.text.template_bounds import BoundedEnvironment, bounded_environment
+from gateway.text.template_budget import TooCostly
 from gateway.text.template_constants import check_constants
 from gateway.text.template_json import to_json
 
@@ -62,9 +65,10 @@ class ChatTemplate:
         if not messages:
             raise ValueError("there are no messages")
         chat = [{name: value for name, value in message.items() if value is not None} for message in messages]
+        tools = list(tools)
         write = self._writer(tools, options, tokens)
         try:
-            with _environment().rendering():
+            with _environment().rendering(_parts(tools, chat)):
                 return _continued(chat, write) if options.continue_final_message else write(chat)
         except TooCostly as error:
             message = f"{error}, in the template that begins with {self._beginning!r}"
@@ -75,9 +79,18 @@ class ChatTemplate:
     ) -> Callable[[list[Message]], str]:
         """Return a function that renders messages with the other values that a template reads."""
         values = {**tokens, **options.variables}
-        values |= {"tools": list(tools) or None, "documents": None}
+        values |= {"tools": tools or None, "documents": None}
         values["add_generation_prompt"] = options.add_generation_prompt
         return lambda chat: str(self._compiled.render(messages=chat, **values))
+
+
+def _parts(tools: Sequence[ToolSchema], chat: list[Message]) -> list[Any]:
+    """Return the tools, the calls, and what templates write of them as JSON."""
+    lists = [tools, *(message["tool_calls"] for message in chat if "tool_calls" in message)]
+    several = [one for some in lists for one in some if isinstance(one, Mapping)]
+    functions = [one["function"] for one in several if isinstance(one.get("function"), dict)]
+    inner = [one[name] for one in functions for name in ("parameters", "arguments") if isinstance(one.get(name), dict)]
+    return [*lists, *several, *functions, *inner]
 
 
 def _continued(chat: list[Message], write: Callable[[list[Message]], str]) -> str:

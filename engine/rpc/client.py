@@ -11,7 +11,7 @@ from engine.core.messages.requests import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected
 from engine.rpc.link import EngineLink
-from engine.rpc.stream import Arrivals, EngineUnavailable, Handover
+from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable, Handover
 from engine.rpc.target import EngineTarget, EngineTls
 from engine.rpc.wire import LANE_MODES, LANES
 
@@ -69,8 +69,10 @@ class EngineClient(EngineLink):
 
     async def drain(self, draining: bool, *, stop: bool = False, seconds: float = 0.0) -> None:
         """Begin or end draining the engine, for all gateways. With `stop`, its process ends once it has no requests
-        left, or after `seconds`. Raises EngineUnavailable if the engine is gone or does not answer."""
-        await self.ask("Drain", pb.DrainRequest(draining=draining, stop=stop, seconds=seconds), STATS_SECONDS)
+        left, or after `seconds`. Raises EngineUnavailable if the engine is gone or does not answer; EngineDrained, its
+        drain cannot be ended."""
+        request = pb.DrainRequest(draining=draining, stop=stop, seconds=seconds)
+        await self.ask("Drain", request, STATS_SECONDS, {grpc.StatusCode.FAILED_PRECONDITION: EngineDrained})
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         refusals = REJECTED | {grpc.StatusCode.DEADLINE_EXCEEDED: TimeoutError}

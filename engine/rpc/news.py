@@ -61,16 +61,20 @@ class Draining:
         self._lock = threading.Lock()
         self._stopping: threading.Event | None = None
         """Set to call off a stop that waits for the last requests."""
+        self._is_final = False
+        """True once a drain has begun that cannot be ended."""
         self._until = 0.0
         """Time on the engine's clock, in seconds, at which the engine stops even if it still has requests."""
         self.is_on = False
         """True means that gateways send no new requests and move those that run here."""
 
-    def begin(self, *, stop: bool, seconds: float) -> None:
+    def begin(self, *, stop: bool, seconds: float, final: bool = False) -> None:
         """Begin to drain this engine: gateways send no new requests and move those that run here. With `stop`, stop the
-        engine once it has no requests left, or after `seconds`. Called again, it sets the seconds anew, from now on."""
+        engine once it has no requests left, or after `seconds`. Called again, it sets the seconds anew, from now on.
+        `final` means that `end` cannot end the drain, which who runs the process began."""
         with self._lock:
             self.is_on = True
+            self._is_final = self._is_final or final
             if not stop:
                 return
             self._until = self._engine.clock() + seconds
@@ -78,13 +82,17 @@ class Draining:
                 called_off = self._stopping = threading.Event()
                 threading.Thread(target=self._stop_when_empty, args=(called_off,), daemon=True).start()
 
-    def end(self) -> None:
-        """End draining this engine, and call off a stop that has not begun."""
+    def end(self) -> bool:
+        """End draining this engine, and call off a stop that has not begun. Return False, without change, if the drain
+        is final."""
         with self._lock:
+            if self._is_final:
+                return False
             self.is_on = False
             if self._stopping is not None:
                 self._stopping.set()
                 self._stopping = None
+            return True
 
     def _stop_when_empty(self, called_off: threading.Event) -> None:
         # The first look is late enough for every gateway to have heard that the engine drains.

@@ -162,8 +162,8 @@ class EngineService(pb_grpc.EngineServicer):
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
         if request.draining:
             self.draining.begin(stop=request.stop, seconds=request.seconds)
-        else:
-            self.draining.end()
+        elif not self.draining.end():
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the engine was told to end by a signal")
         return pb.DrainResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:

@@ -112,7 +112,7 @@ def serve(
     mover = start_mover(engine, info, executor.page_memory, config.kv_listen, target)
     service = EngineService(engine, info, attempts)
     server = _listen(service, target.address, target.tls)
-    drain = partial(service.draining.begin, stop=True, seconds=drain_seconds)
+    drain = partial(service.draining.begin, stop=True, seconds=drain_seconds, final=True)
     stop_with_signals(engine.stop, drain if drain_seconds else None)
     if until_stdin_closes:
         stop_with_stdin(engine.stop)

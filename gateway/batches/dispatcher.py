@@ -110,6 +110,14 @@ class Dispatcher:
         for work in self._works.values():
             work.stop()
         await self._wait_for_works()
+        self._background.append(asyncio.create_task(self._keep_handing_back(), name="batch-hand-back"))
+
+    async def _keep_handing_back(self) -> None:
+        """Release leases that were given up, as while Redis was away, until this process ends."""
+        while True:
+            with suppress(ApiError):
+                await self._leases.hand_back()
+            await asyncio.sleep(AWAY_SECONDS)
 
     async def _wait_for_works(self) -> None:
         if self._works:

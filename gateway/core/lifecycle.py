@@ -24,6 +24,11 @@ def new_gateway_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def machine_of(gateway: str) -> str:
+    """Return the name of the machine on which the gateway with this id runs."""
+    return gateway.rsplit("-", 2)[0]
+
+
 class Lifecycle:
     """State of one gateway process: it serves, then drains, and at last refuses what tenants send. Counts the requests
     in progress at its HTTP ports, so that the drain ends with the last of them."""

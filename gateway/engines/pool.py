@@ -136,7 +136,7 @@ class EnginePool:
     async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
         """Begin or end draining an engine for all gateways, until its news confirm it, or for ECHO_SECONDS. `restart`
         ends its process once it is empty or after `seconds`. Raises KeyError for an unknown engine,
-        EngineUnavailable."""
+        EngineUnavailable; EngineDrained, the drain cannot be ended."""
         engine = self._engines[name]
         await engine.client.drain(draining, stop=restart, seconds=seconds)
         with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from engine.core.messages.requests import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineApi
-from engine.rpc.stream import EngineUnavailable
+from engine.rpc.stream import EngineDrained, EngineUnavailable
 from gateway.api_schema.engines import EngineOverview, EngineStatus
 from gateway.api_schema.traffic import LaneStatus, LiveRequest, LiveRequests
 from gateway.core.errors import Fault, invalid_request, unavailable
@@ -94,7 +94,8 @@ class ModelOperations:
             seconds: how long a restart waits for requests that no other engine can take over.
 
         Raises:
-            ApiError: INVALID_REQUEST, there is no such engine; ENGINE_UNAVAILABLE, it does not answer.
+            ApiError: INVALID_REQUEST, there is no such engine, or its drain cannot be ended;
+                ENGINE_UNAVAILABLE, it does not answer.
         """
         self.engine_named(name)
         with _engine_answers():
@@ -192,5 +193,7 @@ def _missed(model: str, action: str) -> str:
 def _engine_answers() -> Iterator[None]:
     try:
         yield
+    except EngineDrained as error:
+        raise invalid_request(f"{error}; its drain cannot be ended", "engine") from error
     except EngineUnavailable as error:
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 
 from gateway.api_schema.gateways import GatewayOverview
 from gateway.core.errors import Fault, invalid_request, unavailable
-from gateway.core.lifecycle import Lifecycle
+from gateway.core.lifecycle import Lifecycle, machine_of
 from gateway.registry.store import StoreAway, answering
 
 BEAT_SECONDS = 1.0
@@ -81,6 +81,7 @@ class GatewayDirectory:
         """
         if gateway == self._life.id:
             self._obey("stop" if stop else "drain")
+            await self.beat()  # so that no other gateway takes it for one that serves
             return self.own
         if gateway not in {each.id for each in await self.gateways()}:
             raise invalid_request(f"there is no gateway {gateway[:80]!r}; see `loralane gateways ls`", "gateway")
@@ -92,6 +93,19 @@ class GatewayDirectory:
         except (StoreAway, TimeoutError) as error:
             message = f"the gateway {gateway} has not told yet that it drains; look again with `loralane gateways ls`"
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, message) from error
+
+    async def has_peer(self) -> bool:
+        """Return whether another gateway on this machine serves at the same address; False while Redis is away. It
+        tells of this gateway first: of two that begin to drain together, neither takes the other for one that serves.
+        """
+        await self.beat()
+        try:
+            known = await self._read()
+        except StoreAway:
+            return False
+        place = (self.address, machine_of(self._life.id), "serving")
+        others = [each for each in known if each.id != self._life.id]
+        return any((each.address, machine_of(each.id), each.state) == place for each in others)
 
     async def keep(self) -> None:
         """Tell of this gateway every BEAT_SECONDS, and do what it is asked, until `close` is called. The call should

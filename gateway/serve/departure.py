@@ -7,7 +7,7 @@ gRPC's health and `Connection: close`, but not at once: new requests are served 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -26,6 +26,9 @@ LAG_SECONDS = 5.0
 """Seconds for which a gateway that drains still serves new requests, or `http.drain_seconds` if that is less: proxies
 and the rules of a cluster follow a change of readiness within seconds."""
 
+LOOK_SECONDS = 1.0
+"""Seconds between two looks for other gateways on the same ports."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenEndpoint:
@@ -40,16 +43,24 @@ class Departure:
     """The drain of one gateway process, which an administrator or the end of the process begins, whichever is first."""
 
     def __init__(
-        self, opened: Sequence[OpenEndpoint], gateway: Gateway, responses: Responses, stop: Stop, *, shared: bool
+        self,
+        opened: Sequence[OpenEndpoint],
+        gateway: Gateway,
+        responses: Responses,
+        stop: Stop,
+        has_peer: Callable[[], Awaitable[bool]] | None,
     ) -> None:
-        """`shared` means that other processes listen on the same ports, too."""
+        """`has_peer` returns whether another process serves on the same ports; None means that the ports are this
+        process's own."""
         self._opened = opened
         self._gateway = gateway
         self._life = gateway.lifecycle
         self._responses = responses
         self._stop = stop
-        self._shared = shared
+        self._has_peer = has_peer
         self._leaving: asyncio.Task[None] | None = None
+        self._is_over = asyncio.Event()
+        """Set at the end of the drain, when all ports are about to be closed."""
         self._until = 0.0
         """Time on the loop's clock at which the requests that still run are ended."""
 
@@ -66,6 +77,9 @@ class Departure:
         are told to end with an error."""
         self._life.drain()
         leaving = self._begin()
+        if self._stop.is_orphan:
+            self._until = min(self._until, _now() + self._stop.drain_seconds)
+            self._leave_ports(self._opened)
         hurried, left = asyncio.ensure_future(self._stop.hurried.wait()), self._until - _now()
         await asyncio.wait((leaving, hurried), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
         if self._stop.in_hurry:
@@ -75,11 +89,14 @@ class Departure:
             self._gateway.end_requests()
             leaving.cancel()
         await asyncio.wait((leaving,))
+        self._is_over.set()
 
     def _begin(self) -> asyncio.Task[None]:
         if self._leaving is None:
             self._until = _now() + self._stop.drain_seconds
             self._leaving = asyncio.create_task(self._leave(), name="departure")
+            if self._has_peer is not None and self._life.is_alone:
+                self._yielding = asyncio.create_task(self._leave_to_peers(self._has_peer), name="departure-ports")
         return self._leaving
 
     async def _leave(self) -> None:
@@ -88,8 +105,6 @@ class Departure:
         ending = asyncio.get_running_loop().call_at(self._until, self._gateway.end_requests)
         try:
             log.info("gateway_draining", gateway=self._life.id, requests=self._gateway.active)
-            if self._shared and self._life.is_alone:
-                self._leave_ports()
             await self._lag()
             self._life.refuse()
             await self._wait_for_requests()
@@ -99,13 +114,23 @@ class Departure:
 
     async def _wait_for_requests(self) -> None:
         seconds = self._stop.drain_seconds  # longer than requests have now: gRPC would cut them off without an error
-        calls = [each.grpc.stop(seconds) for each in self._opened if each.surface != "admin"]
+        calls = [each.grpc.stop(seconds) for each in self._opened if each.surface != "admin" or self._stop.is_orphan]
         await asyncio.gather(*calls, self._life.wait_idle())
         await self._responses.background.wait_idle()
 
-    def _leave_ports(self) -> None:
-        """Leave new HTTP connections to the processes that share the ports. gRPC's go to them after the lag."""
-        for each in self._opened:
+    async def _leave_to_peers(self, has_peer: Callable[[], Awaitable[bool]]) -> None:
+        """Leave new HTTP connections to the processes that share the ports, once one of them serves: until then, the
+        last process still answers probes and administrators. gRPC's connections go to them after the lag."""
+        while not self._is_over.is_set():
+            if await has_peer():
+                self._leave_ports([each for each in self._opened if each.surface != "admin"])
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._is_over.wait()
+
+    def _leave_ports(self, endpoints: Sequence[OpenEndpoint]) -> None:
+        for each in endpoints:
             each.http.stop_listening()
 
     async def _lag(self) -> None:

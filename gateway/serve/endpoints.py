@@ -83,7 +83,8 @@ async def listening(
         stack.push_async_callback(responses.background.drain, LATE_SECONDS)
         found = [await stack.enter_async_context(_listening_on(each, shared)) for each in reversed(servers)]
         opened = [endpoint for endpoint, _ in found]
-        await stack.enter_async_context(departing(Departure(opened, gateway, responses, stop, shared=shared)))
+        has_peer = servers[0].directory.has_peer if shared else None
+        await stack.enter_async_context(departing(Departure(opened, gateway, responses, stop, has_peer)))
         ports = tuple(each for _, each in reversed(found))
         servers[0].directory.address = servers[0].endpoint.http.url(ports[0].http)
         yield ports

@@ -50,7 +50,8 @@ class GatewayProcess:
         self.ready = asyncio.Event()
         """Set once the first process has started completely, except that it does not listen on its ports yet."""
         self.serving = asyncio.Event()
-        """Set while a process listens on the ports."""
+        """Set while a process listens on the ports. Cleared late for one that drains and is then to end: when an answer
+        is expected from it."""
         self.may_begin = asyncio.Event()
         """Set by the fleet when processes may get their orders; `may_listen` is set when they may open their ports."""
         self.may_listen = asyncio.Event()
@@ -93,22 +94,27 @@ class GatewayProcess:
 
     async def apply_settings(self, config: Config) -> None:
         """Send another configuration to the process, and wait until it has applied the settings; successors get it,
-        too. A process that does not listen yet is killed, so that its successor starts with the new configuration."""
+        too. A process that does not listen yet is killed, so that its successor starts with the new configuration. One
+        that is about to end goes on with the settings that it has."""
         self._orders = replace(self._orders, launch=replace(self._orders.launch, config=config))
-        if not self.serving.is_set():
+        if self._reader is not None and self._reader.at_eof():
+            self.serving.clear()
+        elif not self.serving.is_set():
             self._kill()
         elif self._writer is not None:
             self._writer.write(FOLLOW)
             self._orders.write(self._writer)
             await self._answer()
 
-    async def seed(self) -> dict[str, str]:
+    async def seed(self) -> dict[str, str] | None:
         """Order the process to write the tenants and adapters of the configuration from `apply_settings` to the
-        registries. Returns its answer, adapter -> reason for adapters that cannot be served; empty if it died."""
+        registries. Returns its answer, adapter -> reason for adapters that cannot be served. None means
+        that it died or is about to end, and may have written only a part."""
         if self._writer is None:
-            return {}
+            return None
         self._writer.write(SEED)
-        return msgspec.json.decode(await self._answer() or b"{}", type=dict[str, str])
+        answer = await self._answer()
+        return msgspec.json.decode(answer, type=dict[str, str]) if answer else None
 
     @property
     def preload(self) -> Mapping[str, Path]:
@@ -120,11 +126,14 @@ class GatewayProcess:
         self._orders = replace(self._orders, launch=self._orders.launch.preloading(preload))
 
     async def _answer(self) -> bytes:
-        """Read and return one line from the process. Empty means that the process died; its successor gets the new
-        orders."""
+        """Read and return one line from the process. Empty means that the process died or is about to end, and serves
+        no more; its successor gets the new orders."""
+        line = b""
         with suppress(ConnectionError):
-            return await self._reader.readline() if self._reader else b""
-        return b""
+            line = await self._reader.readline() if self._reader else b""
+        if not line:
+            self.serving.clear()
+        return line
 
     def _kill(self) -> None:
         """Kill the process group of the gateway process with SIGKILL, if the process runs."""
@@ -226,13 +235,20 @@ class Fleet(Listening):
         before, after = self.members[0].preload, config.preloaded()
         for member in self.members:
             await member.apply_settings(config)
-        first = next((member for member in self.members if member.serving.is_set()), None)
-        failed = await first.seed() if first else {}
+        failed = await self._seed()
         # A name that another adapter has would keep a gateway from starting. Its previous source is still served.
         kept = {name: (before if name in failed else after).get(name) for name in after}
         for member in self.members:
             member.preload = {name: path for name, path in kept.items() if path is not None}
         return failed
+
+    async def _seed(self) -> dict[str, str]:
+        """Have one member write the tenants and adapters to the registries, and return its answer. Empty if no member
+        serves; their successors write them when they start."""
+        for member in self.members:
+            if member.serving.is_set() and (failed := await member.seed()) is not None:
+                return failed
+        return {}
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:

@@ -26,6 +26,8 @@ HURRY_SECONDS = 0.5
 """Grace period of running requests after the first Ctrl-C, or a second SIGTERM."""
 FORCE_SECONDS = 1.7
 """Time from the first Ctrl-C to the kill. The processes that are killed need some time to disappear, too."""
+ORPHAN_SECONDS = 5.0
+"""Maximum grace period of running requests once the process that started this one has ended."""
 INTERRUPTED = 128 + signal.SIGINT
 """Exit status of a process that was stopped before it served, or that `Stop.force` killed."""
 
@@ -43,6 +45,8 @@ class Stop:
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
         self.drain_seconds = drain_seconds
+        self.is_orphan = False
+        """True once the process that started this one has ended; another may be about to start in its place."""
         self._starting: asyncio.Task[object] | None = None
         self._last: list[Callable[[], object]] = []
 
@@ -97,6 +101,11 @@ class Stop:
         timer.daemon = True
         timer.start()
         self.drain()
+
+    def orphan(self) -> None:
+        """Set `is_orphan`, and shorten the grace period to ORPHAN_SECONDS."""
+        self.is_orphan = True
+        self.drain_seconds = min(self.drain_seconds, ORPHAN_SECONDS)
 
     @contextmanager
     def starting(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """Runs one of several gateway processes: `python -m gateway.serve.worker FD`, started by the fleet. A composition root.
 
 FD is a socket to the fleet process. Over it the fleet sends what to serve, and then, line by line, orders to listen, to
-print the banner and to apply another configuration. When the socket closes, for any reason, this process stops.
+print the banner and to apply another configuration. When the socket closes, for any reason, this process stops. When it
+stops for another reason, it ends its side of the socket at once, so that the fleet waits for no answers.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ async def _obey(
     app: BuiltGateway, stop: Stop, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console
 ) -> None:
     """Carry out the fleet's orders (listen, print the banner, apply settings, seed the registries) and answer them,
-    until the socket closes. At the end, and also when cancelled, give running requests the grace period of `stop`."""
+    until the fleet process has ended. Then, and also when cancelled, answer no more, and drain as `stop` says."""
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:
                 ports = await stack.enter_async_context(listening(app.servers, stop, shared=True))
+                stack.callback(writer.write_eof)  # before the drain
                 writer.write(LISTENING)
             elif order == ANNOUNCE:
                 app.banner(ports).print(console)
@@ -71,6 +73,7 @@ async def _obey(
                 writer.write(FOLLOWING)
             elif order == SEED:
                 writer.write(msgspec.json.encode(await app.reload_target.seed(config)) + b"\n")
+        stop.orphan()
 
 
 def main() -> None:

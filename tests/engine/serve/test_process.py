@@ -15,7 +15,7 @@ from engine.core.messages.requests import ErrorCode, FinishReason, Lane, Request
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.process.cores import SPINS
 from engine.rpc.client import EngineClient
-from engine.rpc.stream import EngineUnavailable
+from engine.rpc.stream import EngineDrained, EngineUnavailable
 from engine.rpc.target import EngineTarget
 from gateway.serve.supervisor import EngineSupervisor
 
@@ -243,6 +243,30 @@ async def test_an_idle_engine_stops_whichever_thread_is_given_the_signal(tmp_pat
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+
+
+async def resume_forever(client):
+    while True:
+        await client.drain(False)
+
+
+async def test_an_engine_that_a_signal_drains_refuses_to_resume(tmp_path):
+    config = EngineConfig(model="fake", num_pages=30_000, block_size=4, max_seqs=8, max_model_len=110_000)
+    serve = ("engine.serve.server", "--fake")
+    async with EngineSupervisor(config, tmp_path / "engine.sock", serve, drain_seconds=60.0) as supervisor:
+        client = EngineClient(supervisor.address)
+        await client.start()
+        await asyncio.wait_for(client.wait_ready(), 120)
+        running = asyncio.create_task(collect(client, make_request("long", LONG)))
+        await until_running(client)
+        await client.drain(False)
+        os.kill(supervisor.pid, signal.SIGTERM)
+        with pytest.raises(EngineDrained, match="told to end by a signal"):
+            await asyncio.wait_for(resume_forever(client), 60)
+        assert not running.done()
+        supervisor.hurried.set()
+        running.cancel()
+        await client.close()
 
 
 async def test_the_client_tries_again_after_any_failure(supervisor):

@@ -454,6 +454,29 @@ async def test_a_gateway_that_drains_hands_its_batches_over_and_claims_none_whil
     await cluster.assert_clean(one, two)
 
 
+async def test_a_gateway_that_drains_while_redis_is_away_gives_its_leases_back_later(cluster, monkeypatch):
+    monkeypatch.setattr(dispatcher, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(dispatcher, "AWAY_SECONDS", 0.01)
+    member = await cluster.add_member()
+    batch, _ = await first_then_stuck(cluster, member, 20)
+    release, is_away = member.store.release, True
+
+    async def release_unless_away(*arguments):
+        if is_away:
+            raise unavailable(Fault.REGISTRY_UNAVAILABLE, "Redis does not answer")
+        await release(*arguments)
+
+    monkeypatch.setattr(member.store, "release", release_unless_away)
+    await member.dispatcher.hand_over()
+    holders = f"loralane:batchholders:{{acme}}:{batch.id}"
+    assert await cluster.redis.hlen(holders)
+    is_away = False
+    async with asyncio.timeout(30):
+        while await cluster.redis.hlen(holders):
+            await asyncio.sleep(0.01)
+    await member.dispatcher.__aexit__(None, None, None)
+
+
 async def test_lines_under_way_may_end_when_a_gateway_stops(cluster):
     member = await cluster.add_member()
     member.gateway_app.engine.pause = 0.02

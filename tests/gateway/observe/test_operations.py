@@ -17,6 +17,7 @@ from served import on_port
 from typer.testing import CliRunner
 
 from engine.core.messages.requests import Lane, LaneMode, Origin, Request, SamplingParams
+from engine.rpc.stream import EngineDrained
 from gateway.cli.main import app as cli
 from gateway.core.shared_poll import SharedPoll
 from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
@@ -382,3 +383,14 @@ def test_percentiles_lie_where_their_bucket_does():
     found = window.read().get(TTFT, BASE, Lane.INTERACTIVE)
     assert (found.count, found.p50, found.p99) == (5, pytest.approx(1.5), 4.0)
     assert percentile([(1.0, 0.0), (2.0, 10.0), (float("inf"), 10.0)], 0.5) == pytest.approx(1.5)
+
+
+async def test_an_engine_that_a_signal_drains_cannot_be_resumed(gateway_app, monkeypatch):
+    async def drain(name, draining, **_):
+        raise EngineDrained("the engine was told to end by a signal")
+
+    monkeypatch.setattr(gateway_app.engine, "drain", drain)
+    async with gateway_app.client("sk-admin") as client:
+        answer = await client.post(f"{ADMIN}/engines/engine-0/resume")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "engine")
+    assert answer.json()["error"]["message"] == "the engine was told to end by a signal; its drain cannot be ended"

@@ -84,3 +84,30 @@ async def test_an_unknown_gateway_and_one_that_does_not_answer_are_reported(valk
     with pytest.raises(ApiError, match="has not told yet that it drains") as caught:
         await two.drain(one.own.id, stop=False)
     assert caught.value.fault is Fault.REGISTRY_UNAVAILABLE
+
+
+async def test_only_a_gateway_that_serves_at_the_same_address_of_the_machine_is_a_peer(valkey):
+    one, two, other = directory(valkey, "here"), directory(valkey, "here"), directory(valkey, "there")
+    far = directory(valkey, "here")
+    far._life.id = f"far-{far._life.id}"
+    await other.beat()
+    await far.beat()
+    assert not await one.has_peer()
+    await two.beat()
+    assert await one.has_peer()
+    await two.drain(two.own.id, stop=False)
+    assert not await one.has_peer()
+
+
+async def test_of_two_gateways_that_drain_at_once_neither_is_the_peer_of_the_other(valkey):
+    one, two = directory(valkey, "here"), directory(valkey, "here")
+    await one.beat()
+    await two.beat()
+    one._life.drain()
+    two._life.drain()
+    assert await asyncio.gather(one.has_peer(), two.has_peer()) in ([False, False], [True, False], [False, True])
+
+
+async def test_a_gateway_knows_no_peer_while_redis_is_away(tmp_path):
+    gateway_app = await build_gateway_app(tmp_path)
+    assert not await gateway_app.services.gateways.has_peer()

@@ -13,8 +13,10 @@ from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig
 from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError
 from gateway.core.lifecycle import Lifecycle
-from gateway.serve import departure
+from gateway.serve import departure, stopping
+from gateway.serve.addresses import reserve_port
 from gateway.serve.endpoints import endpoint_servers, listening
+from gateway.serve.launch import StartError
 from gateway.serve.stopping import Stop
 
 COMPLETION = {"model": BASE, "prompt": "hello", "max_tokens": 3}
@@ -134,16 +136,82 @@ async def test_an_administrator_drains_a_gateway_and_decides_whether_it_ends(gat
         assert stop.asked.is_set() is ends
 
 
-async def test_a_process_that_is_drained_alone_leaves_a_shared_port(gateway_app, stop):
-    async with listening(servers_of(gateway_app, shared=True), stop, shared=True) as ports:
+async def status(port, path="/ready"):
+    """Status of a new connection's answer; 0 means that none is accepted."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        try:
+            return (await client.get(f"http://127.0.0.1:{port}{path}")).status_code
+        except httpx.ConnectError:
+            return 0
+
+
+async def refused(*ports):
+    async with asyncio.timeout(30):
+        while any([await status(port) for port in ports]):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_process_that_is_drained_alone_leaves_shared_ports_once_another_serves_there(
+    gateway_app, stop, monkeypatch
+):
+    monkeypatch.setattr(departure, "LOOK_SECONDS", 0.01)
+    peers = asyncio.Event()
+
+    async def has_peer():
+        return peers.is_set()
+
+    gateway_app.services.gateways.has_peer = has_peer
+    servers = servers_of(gateway_app, shared=True, port=0, grpc_port=0)
+    async with listening(servers, stop, shared=True) as (public, admin):
         gateway_app.gateway.lifecycle.drain(alone=True)
-        async with httpx.AsyncClient(timeout=60) as client, asyncio.timeout(30):
-            while True:
-                try:
-                    await client.get(f"http://127.0.0.1:{ports[0].http}/health")
-                except httpx.ConnectError:
-                    break
+        async with asyncio.timeout(30):
+            while not gateway_app.gateway.lifecycle.refuses:
                 await asyncio.sleep(0.01)
+        assert (await status(public.http), await status(admin.http)) == (503, 503), "it is the last one"
+        peers.set()
+        await refused(public.http)
+        assert await status(admin.http) == 503
+
+
+async def reserved(*ports):
+    """Wait until another process could take the ports."""
+    async with asyncio.timeout(30):
+        for port in ports:
+            while not is_free(port):
+                await asyncio.sleep(0.01)
+
+
+def is_free(port):
+    try:
+        with reserve_port("127.0.0.1", port):
+            return True
+    except StartError:
+        return False
+
+
+async def test_a_process_whose_parent_has_died_leaves_all_ports_at_once(gateway_app, stop, monkeypatch):
+    monkeypatch.setattr(stopping, "ORPHAN_SECONDS", 60.0)
+    ended = asyncio.Event()
+
+    async def serve():
+        async with listening(servers_of(gateway_app, shared=True, port=0, grpc_port=0), stop, shared=True) as ports:
+            told.set_result(ports)
+            await ended.wait()
+            stop.orphan()
+
+    told = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve())
+    public, admin = await told
+    async with httpx.AsyncClient(headers=HEADERS, timeout=60) as client:
+        asking = await hold_a_request(gateway_app, client, f"http://127.0.0.1:{public.http}")
+        ended.set()
+        await reserved(public.http, public.grpc, admin.http, admin.grpc)
+        assert not serving.done(), "what runs may end"
+        gateway_app.engine.admit.set()
+        assert (await asking).status_code == 200
+    async with asyncio.timeout(30):
+        await serving
+    await gateway_app.assert_empty()
 
 
 async def test_administration_goes_on_beside_a_gateway_that_drains(gateway_app, stop):

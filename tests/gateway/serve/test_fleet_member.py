@@ -1,6 +1,7 @@
 """One gateway process of several, as the process that keeps it alive sees it."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,22 @@ async def test_a_first_gateway_that_cannot_be_started_ends_the_start(member, mon
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
     with pytest.raises(StartError, match="did not start"):
         await member.run()
+
+
+async def test_a_gateway_that_is_about_to_end_is_asked_nothing_and_is_not_killed(member, monkeypatch):
+    killed = []
+    monkeypatch.setattr(member, "_kill", lambda: killed.append(1))
+    ours, theirs = socket.socketpair()
+    member._reader, member._writer = await asyncio.open_connection(sock=ours)
+    with theirs:
+        member.serving.set()
+        seeding = asyncio.create_task(member.seed())
+        await asyncio.sleep(0)
+        theirs.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(30):
+            assert await seeding is None
+            assert not member.serving.is_set()
+            await member.apply_settings(Config())
+            await member.apply_settings(Config())
+        assert not killed
+    member._writer.close()

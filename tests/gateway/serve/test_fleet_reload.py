@@ -48,7 +48,7 @@ BEFORE = Config(
     adapters=AdaptersConfig(preload={"pirate": DEMO_ADAPTERS["pirate"]}),
     tenants={"acme": tenant("acme", ACME)},
     redis=RedisConfig(timeout_ms=30_000.0),
-    http=HttpConfig(port=0),
+    http=HttpConfig(port=0, drain_seconds=0.5),
     grpc=GrpcConfig(port=0),
     admin=AdminConfig((hash_key(ADMIN),)),
     observability=ObservabilityConfig(request_log=False),
@@ -142,8 +142,9 @@ async def test_gateways_that_are_starting_meanwhile_or_come_later_begin_with_wha
 class Deckhand:
     """A member of a fleet, of which nothing is asked but what it is to begin with the next time."""
 
-    def __init__(self, preload):
+    def __init__(self, preload, answer=frozenset({("tone", "its weights are missing")})):
         self.preload = preload
+        self.answer = answer
         self.serving = asyncio.Event()
         self.serving.set()
 
@@ -151,7 +152,7 @@ class Deckhand:
         self.preload = config.adapters.preload
 
     async def seed(self):
-        return {"tone": "its weights are missing"}
+        return None if self.answer is None else dict(self.answer)
 
 
 class Shore:
@@ -165,3 +166,11 @@ async def test_where_an_adapter_cannot_be_served_gateways_go_on_with_the_one_bef
     fleet = Fleet(members, Shore(), ports=(Ports(1, 2),))
     await fleet.apply(replace(BEFORE, adapters=AdaptersConfig(preload={"tone": new, "poet": new})))
     assert [member.preload for member in members] == [{"tone": old, "poet": new}] * PROCESSES
+
+
+async def test_another_gateway_seeds_when_the_first_one_ends_meanwhile():
+    tone = Path("/adapters/tone")
+    members = [Deckhand({}, answer=None), Deckhand({})]
+    fleet = Fleet(members, Shore(), ports=(Ports(1, 2),))
+    failed = await fleet.apply(replace(BEFORE, adapters=AdaptersConfig(preload={"tone": tone})))
+    assert failed == {"tone": "its weights are missing"}

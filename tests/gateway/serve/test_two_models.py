@@ -66,7 +66,7 @@ def launch(tmp_path_factory) -> Launch:
         adapters=AdaptersConfig(roots=(PIRATE.parent,)),
         tenants={"acme": TenantConfig(Tenant("acme"), (hash_key(KEY),))},
         redis=RedisConfig(timeout_ms=30_000.0),
-        http=HttpConfig(port=0),
+        http=HttpConfig(port=0, drain_seconds=0.5),
         grpc=GrpcConfig(port=0),
         admin=AdminConfig((hash_key(ADMIN_KEY),)),
         observability=ObservabilityConfig(request_log=False),

@@ -57,7 +57,7 @@ class Administrators:
         return IssuedKey(secret, await self._put(record, before))
 
     async def change(self, name: str, role: str, by: str) -> AccountRecord:
-        """Give an administrator another role. `by` is the administrator who asks, who cannot demote himself."""
+        """Give an administrator another role. `by` is the administrator who asks, whose own role stays."""
         before = self.get(name)
         assert before.admin is not None, "an administrator's record"
         try:
@@ -79,7 +79,7 @@ class Administrators:
         return IssuedKey(secret, await self._put(replace(before, admin=admin, updated=self.clock()), before))
 
     async def delete(self, name: str, by: str) -> None:
-        """Delete an administrator. `by` is the administrator who asks, who cannot delete himself."""
+        """Delete an administrator. `by` is the name of the administrator who asks, which must be another."""
         before = self.get(name)
         at = self._generation_to_lose(before, by, "delete")
         with _as_admin_conflict():

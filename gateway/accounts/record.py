@@ -28,7 +28,7 @@ class KeyOwner:
     """Id of the key from which this one came by rotations, and under which the limits and the use of both are kept.
     Empty means that the key was created and has its own."""
     rules: KeyRules = NO_RULES
-    """Until when, with what and from where the key may be used."""
+    """When the key expires, which models and adapters its requests may name, and the networks they may come from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,8 @@ def delete_tenant(name: Name, yes: Yes = False, url: ServerUrl = LOCAL_URL, key:
         if not yes:
             confirm(_deleted_with(client, name))
         count = client.delete_tenant(name)
-    console.print(f"[green]{name}[/green] is deleted, with {count} keys")
+    keys = "1 key" if count == 1 else f"{count} keys"
+    console.print(f"[green]{name}[/green] is deleted, with {keys}")
 
 
 def _deleted_with(client: Client, name: str) -> str:

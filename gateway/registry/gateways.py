@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -60,8 +60,8 @@ class GatewayDirectory:
     def own(self) -> GatewayOverview:
         """This gateway, as it is now."""
         life = self._life
-        state = "draining" if life.is_draining else "serving"
-        return GatewayOverview(life.id, self.address, version("loralane"), state, self._running(), life.since)  # type: ignore[arg-type]
+        state: Literal["serving", "draining"] = "draining" if life.is_draining else "serving"
+        return GatewayOverview(life.id, self.address, version("loralane"), state, self._running(), life.since)
 
     async def gateways(self) -> list[GatewayOverview]:
         """Return all gateways, by address and id. Raises ApiError (REGISTRY_UNAVAILABLE)."""
